@@ -1,0 +1,1 @@
+"""Regrasp: make a robot policy better from its own logged experience."""

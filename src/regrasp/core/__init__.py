@@ -1,0 +1,1 @@
+"""What every layer shares: outcomes, scales, provenance and errors. numpy only."""

@@ -1,0 +1,1 @@
+"""The stages: typed functions from files to new files."""

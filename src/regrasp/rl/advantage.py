@@ -1,0 +1,106 @@
+"""How much better the next frames went than the value predicted.
+
+Source: RECAP, arXiv:2511.14759, section V. The Monte Carlo advantage for N >= T, the TD error for N = 1.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+
+class LookaheadSums(NamedTuple):
+    """What an n-step advantage is made of, one entry per frame."""
+
+    reward_sum: Float[np.ndarray, " R"]
+    """sum_{k<n} gamma^k r_{t+k}, in the unit of the rewards."""
+    value_next: Float[np.ndarray, " R"]
+    """V_{t+n}, not discounted, in the unit of the values."""
+    steps: Int[np.ndarray, " R"]
+    """n = min(N, T - t), in frames."""
+
+
+def n_step_advantage(
+    rewards: Float[np.ndarray, " R"],
+    values: Float[np.ndarray, " R"],
+    lengths: Int[np.ndarray, " E"] | None = None,
+    *,
+    lookahead: int,
+    discount: float = 1.0,
+    bootstrap: float = 0.0,
+    discount_next_value: bool = True,
+) -> Float[np.ndarray, " R"]:
+    """How much better the next ``lookahead`` frames went than the value predicted.
+
+        A_t = sum_{k=0}^{n-1} gamma^k r_{t+k} + gamma^n V_{t+n} - V_t,   n = min(N, T - t)
+
+    Args:
+        rewards: r_t, the frames of whole episodes one after the other.
+        values: V(o_t), in the unit of ``rewards``.
+        lengths: T of each episode, in frames; one episode where it is left out.
+        lookahead: N, in frames. At least 1.
+        discount: gamma per frame, in [0, 1].
+        bootstrap: V_T. 0 if the episodes ended; V(o_{T-1}) if they were cut off.
+        discount_next_value: False leaves gamma^n off V (a flag of RLinf's).
+
+    Returns:
+        A_t, in the unit of ``rewards``; 0 everywhere when the values are exact.
+
+    Source:
+        RECAP, arXiv:2511.14759, section V.
+    """
+    lengths = np.array([len(rewards)]) if lengths is None else lengths
+    sums = lookahead_sums(rewards, values, lengths, lookahead=lookahead, discount=discount, bootstrap=bootstrap)
+    factor = discount_factor(sums.steps, discount) if discount_next_value else 1.0
+    return sums.reward_sum + factor * sums.value_next - values
+
+
+def discount_factor(steps: Int[np.ndarray, " R"], discount: float) -> Float[np.ndarray, " R"] | float:
+    """gamma^n for each frame; the number 1 where nothing is discounted."""
+    return 1.0 if discount == 1.0 else np.power(discount, steps.astype(np.float64))
+
+
+def lookahead_sums(
+    rewards: Float[np.ndarray, " R"],
+    values: Float[np.ndarray, " R"],
+    lengths: Int[np.ndarray, " E"],
+    *,
+    lookahead: int,
+    discount: float = 1.0,
+    bootstrap: float = 0.0,
+) -> LookaheadSums:
+    """The parts of ``n_step_advantage``, whose arguments they share; the values may have a unit of their own.
+
+    Undiscounted sums are differences of one running total, exact for rewards that are whole numbers; discounted ones are
+    added term by term for every episode at once, which keeps them within float64 rounding of the definition.
+    """
+    if lookahead < 1:
+        message = f"The lookahead is at least 1 frame; found {lookahead}."
+        raise ValueError(message)
+    rewards = np.asarray(rewards, dtype=np.float64)
+    total = int(np.sum(lengths))
+    if total != len(rewards) or total != len(values):
+        message = f"Episode lengths sum to {total}, but there are {len(rewards)} rewards and {len(values)} values."
+        raise ValueError(message)
+    ends = np.repeat(np.cumsum(lengths), lengths)
+    rows = np.arange(total)
+    steps = np.minimum(lookahead, ends - rows)
+    after = rows + steps
+    value_next = np.where(after < ends, np.asarray(values, dtype=np.float64)[np.minimum(after, total - 1)], bootstrap)
+    if discount == 1.0:
+        running = np.concatenate([[0.0], np.cumsum(rewards)])
+        reward_sum = running[after] - running[rows]
+    else:
+        reward_sum = _discounted_sums(rewards, steps, discount)
+    return LookaheadSums(reward_sum, value_next, steps)
+
+
+def _discounted_sums(
+    rewards: Float[np.ndarray, " R"], steps: Int[np.ndarray, " R"], discount: float
+) -> Float[np.ndarray, " R"]:
+    """sum_{k<n} gamma^k r_{t+k} for each row; n = ``steps``, which ends within the row's episode."""
+    sums = rewards.copy()
+    for k in range(1, int(steps.max(initial=1))):
+        reach = len(rewards) - k
+        sums[:reach] += np.where(steps[:reach] > k, discount**k * rewards[k:], 0.0)
+    return sums
