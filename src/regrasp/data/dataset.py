@@ -1,0 +1,235 @@
+"""One LeRobot dataset, of either layout, as the stages see it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from regrasp.core.errors import ConfigError, DatasetError, NonFiniteData, listing, nearest
+from regrasp.core.outcome import Source
+from regrasp.data.columns import BLOCK_ROWS, Block, ColumnStream, open_parquet, read_blocks, scalars, to_numpy
+from regrasp.data.index import EpisodeIndex, scan
+from regrasp.data.layout import Layout, read_layout
+
+STATE = "observation.state"
+CORRECTION_COLUMNS = ("intervention", "complementary_info.is_intervention", "intervene_flag")
+"""Columns that mark the frames a person drove, in the order in which they are believed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Camera:
+    """A camera: ``name`` in the run, ``key`` in the dataset's files."""
+
+    name: str
+    key: str
+    kind: Literal["video", "image"]
+    height: int | None
+    width: int | None
+    codec: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoSpan:
+    """Where one camera's view of one episode lies: frame t is shown at ``start_s + timestamp_t``."""
+
+    path: Path
+    start_s: float
+    end_s: float | None
+
+
+class Dataset:
+    """A dataset that was opened; nothing of its data is read until it is asked for."""
+
+    def __init__(
+        self, meta: Layout, *, name: str, source: Source, keys: dict[str, str], weight: float, sidecars: Path | None
+    ) -> None:
+        """Use ``open_dataset``."""
+        self.meta = meta
+        self.path, self.layout, self.features = meta.root, meta.version, meta.features
+        self.name, self.source, self.weight = name, source, weight
+        self.keys = keys
+        self.fps = float(meta.info["fps"])
+        self.robot_type: str | None = meta.info.get("robot_type")
+        self.sidecar_dir = meta.root / "meta" if sidecars is None else sidecars / name
+        self._index: EpisodeIndex | None = None
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """The columns of the first data file."""
+        for path in self.meta.data_files():
+            if path.is_file():
+                return list(open_parquet(path).schema_arrow.names)
+        return []
+
+    @cached_property
+    def cameras(self) -> dict[str, Camera]:
+        """The cameras, by the run's names."""
+        found = {}
+        for key, feature in self.features.items():
+            if feature.get("dtype") not in {"video", "image"}:
+                continue
+            details = feature.get("info") or feature.get("video_info") or {}
+            shape = list(feature.get("shape") or [])
+            names = [str(name) for name in feature.get("names") or []]
+            sizes = dict(zip(names, shape, strict=False))
+            height = sizes.get("height", shape[0] if len(shape) == 3 else None)
+            width = sizes.get("width", shape[1] if len(shape) == 3 else None)
+            name = self.keys.get(key, key)
+            found[name] = Camera(
+                name=name,
+                key=key,
+                kind=feature["dtype"],
+                height=height,
+                width=width,
+                codec=details.get("video.codec") or details.get("codec"),
+            )
+        return found
+
+    @property
+    def state_key(self) -> str | None:
+        """The dataset's own column for the run's ``observation.state``."""
+        mapped = next((key for key, name in self.keys.items() if name == STATE), None)
+        return mapped or (STATE if STATE in self.features or STATE in self.columns else None)
+
+    @property
+    def task_column(self) -> str | None:
+        """The column of task texts that ``keys`` names, or None."""
+        return next((key for key, name in self.keys.items() if name == "task"), None)
+
+    def correction_column(self, chosen: str | None = None) -> str | None:
+        """The column that marks corrections: ``chosen``, or the first that is known, or None."""
+        if chosen is not None:
+            return chosen if chosen in self.columns else None
+        return next((name for name in CORRECTION_COLUMNS if name in self.columns), None)
+
+    def survey(self) -> EpisodeIndex:
+        """Return the index with whatever problems were found; reads every data file once."""
+        if self._index is None:
+            self._index = scan(self.meta, task_column=self.task_column)
+        return self._index
+
+    def index(self) -> EpisodeIndex:
+        """Return the episodes and frames that the files hold; a DatasetError says why a stage cannot use them."""
+        index = self.survey()
+        for problem in index.problems:
+            if problem.level == "error":
+                problem.raise_for(self.path)
+        return index
+
+    def stream(self, columns: Sequence[str], episodes: Sequence[int] | None = None) -> ColumnStream:
+        """Columns in order of episode and frame.
+
+        Args:
+            columns: The dataset's own column names. Vectors come as ``[R, D]``, images as their bytes.
+            episodes: Only these, ascending; all where it is left out.
+        """
+        missing = [name for name in columns if name not in self.columns]
+        if missing:
+            message = f"'{self.path}' has no column {missing[0]!r}; it has: {listing(self.columns, 20)}.{nearest(missing[0], self.columns)}"
+            raise DatasetError(message)
+        index = self.index()
+        wanted = None if episodes is None else np.asarray(sorted(episodes), dtype=np.int64)
+        names = list(dict.fromkeys([*columns, *([] if wanted is None else ["episode_index"])]))
+        blocks = self._ordered_blocks(names) if index.ordered else self._sorted_block(names)
+        return ColumnStream(_only(blocks, wanted, columns), f"'{self.path}'")
+
+    def _ordered_blocks(self, names: list[str]) -> Iterator[Block]:
+        for path in self.meta.data_files():
+            for table in read_blocks(path, names, rows=_rows_at_once(self, names)):
+                if table.num_rows:
+                    yield {name: _column(table, name) for name in names}
+
+    def _sorted_block(self, names: list[str]) -> Iterator[Block]:
+        keys = ["episode_index", "frame_index"]
+        tables = [t for path in self.meta.data_files() for t in read_blocks(path, list(dict.fromkeys([*keys, *names])))]
+        whole = pa.concat_tables(tables, promote_options="permissive")
+        order = np.lexsort([scalars(whole[name], name, np.int64) for name in reversed(keys)])
+        whole = whole.take(pa.array(order))
+        yield {name: _column(whole, name) for name in names}
+
+    def video_span(self, camera: str, episode_index: int) -> VideoSpan:
+        """Where the run's ``camera`` shows an episode; a ConfigError names a camera that is not there."""
+        if camera not in self.cameras:
+            message = f"'{self.path}' has no camera {camera!r}; it has: {listing(self.cameras)}.{nearest(camera, self.cameras)}"
+            raise ConfigError(message)
+        path, start, end = self.meta.video_file(self.cameras[camera].key, episode_index)
+        return VideoSpan(path=path, start_s=start, end_s=end)
+
+
+def _rows_at_once(dataset: Dataset, names: list[str]) -> int:
+    """Fewer rows at a time where they hold images."""
+    images = any(dataset.features.get(name, {}).get("dtype") == "image" for name in names)
+    return 256 if images else BLOCK_ROWS
+
+
+def _column(table: pa.Table, name: str) -> np.ndarray:
+    values = scalars(table[name], name, np.int64) if name in {"episode_index", "frame_index"} else to_numpy(table[name], name)
+    if values.ndim == 2 and values.shape[1] == 1 and name != STATE:
+        values = values[:, 0]
+    return values
+
+
+def _only(blocks: Iterator[Block], wanted: np.ndarray | None, columns: Sequence[str]) -> Iterator[Block]:
+    for block in blocks:
+        if wanted is not None:
+            keep = np.isin(block["episode_index"], wanted)
+            if not keep.any():
+                continue
+            block = {name: values[keep] for name, values in block.items()}
+        yield {name: block[name] for name in columns}
+
+
+def check_finite(values: np.ndarray, column: str, dataset: Dataset, episode_index: int, frames: np.ndarray) -> None:
+    """Raise NonFiniteData, naming the first frame, if any of an episode's rows is NaN or infinite."""
+    bad = ~np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+    if bad.any():
+        message = (
+            f"'{dataset.path}' has NaN or infinity in {column!r}, episode {episode_index}, frame {frames[bad][0]} "
+            f"({int(bad.sum())} frames of it). Mend: correct the recording, or leave the episode out."
+        )
+        raise NonFiniteData(message)
+
+
+def open_dataset(
+    path: Path | str,
+    *,
+    name: str | None = None,
+    source: Source = Source.ROLLOUT,
+    keys: dict[str, str] | None = None,
+    weight: float = 1.0,
+    sidecars: Path | None = None,
+) -> Dataset:
+    """Open a LeRobot dataset, v2.1 or v3.0.
+
+    Args:
+        path: The folder that holds ``meta/`` and ``data/``.
+        name: What the run calls it; the folder's name where it is left out.
+        source: Demonstrations or rollouts.
+        keys: The dataset's column → the run's name, for cameras, state and task.
+        weight: Its share of a training mixture, relative to its frames.
+        sidecars: Where its sidecars go, in a folder of its name; ``meta/`` where it is left out.
+
+    Raises:
+        DatasetNotFound, DatasetError: See ``read_layout``.
+    """
+    root = Path(path)
+    meta = read_layout(root)
+    called = name or root.resolve().name
+    return Dataset(meta, name=called, source=source, keys=_checked_keys(meta, keys or {}), weight=weight, sidecars=sidecars)
+
+
+def _checked_keys(meta: Layout, keys: dict[str, str]) -> dict[str, str]:
+    known: dict[str, Any] = meta.features
+    for key in keys:
+        if known and key not in known:
+            message = f"`keys` of '{meta.root}' names the column {key!r}, which it does not have; it has: {listing(known, 20)}.{nearest(key, known)}"
+            raise ConfigError(message)
+    doubled = sorted({name for name in keys.values() if list(keys.values()).count(name) > 1})
+    if doubled:
+        message = f"`keys` of '{meta.root}' gives two columns the name {doubled[0]!r}."
+        raise ConfigError(message)
+    return keys

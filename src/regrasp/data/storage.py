@@ -1,0 +1,171 @@
+"""Files that appear whole or not at all.
+
+A transaction prepares every file of a stage without a name (``O_TMPFILE``, where the file system has it), so that a
+process killed at any moment leaves nothing behind, and publishes them together at the end, under a lock.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from regrasp.core.errors import StorageError
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_PERMISSION = {errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+@dataclass
+class _Prepared:
+    target: Path
+    handle: BinaryIO
+    temporary: Path | None
+
+
+class Transaction:
+    """New files that become visible together, or not at all.
+
+    Used as a context manager; what was not committed when the block ends is discarded.
+    """
+
+    def __init__(self) -> None:
+        """Start with no file."""
+        self._prepared: list[_Prepared] = []
+
+    def __enter__(self) -> Self:
+        """Return the transaction."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Discard what was not committed, and say in words when the disk was full or read-only."""
+        where = self._prepared[-1].target.parent if self._prepared else None
+        self._discard()
+        if isinstance(error, OSError) and not isinstance(error, StorageError) and error.errno in _NO_ROOM:
+            raise _storage_error(error, where) from error
+
+    def create(self, target: Path) -> BinaryIO:
+        """Return an open file whose content becomes ``target`` on commit. The directory is made if it is missing."""
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            prepared = _prepare(target)
+        except OSError as error:
+            raise _storage_error(error, target.parent) from error
+        self._prepared.append(prepared)
+        return prepared.handle
+
+    def commit(self, guard: Callable[[], None] | None = None) -> list[Path]:
+        """Publish every file: contents are on disk before any name changes.
+
+        Args:
+            guard: Called under the lock of all directories, before the first file is published; it refuses by
+                raising, for instance when another process has written the same tag meanwhile.
+
+        Returns:
+            The published paths.
+        """
+        try:
+            for prepared in self._prepared:
+                prepared.handle.flush()
+                os.fsync(prepared.handle.fileno())
+            with _locked({prepared.target.parent for prepared in self._prepared}):
+                if guard is not None:
+                    guard()
+                for prepared in self._prepared:
+                    _publish(prepared)
+        except OSError as error:
+            if isinstance(error, StorageError):
+                raise
+            raise _storage_error(error, self._prepared[-1].target.parent) from error
+        published = [prepared.target for prepared in self._prepared]
+        self._discard()
+        return published
+
+    def _discard(self) -> None:
+        for prepared in self._prepared:
+            with contextlib.suppress(OSError):
+                prepared.handle.close()
+            if prepared.temporary is not None:
+                prepared.temporary.unlink(missing_ok=True)
+        self._prepared = []
+
+
+def write_bytes_atomic(target: Path, content: bytes) -> None:
+    """Write one file whole or not at all."""
+    with Transaction() as transaction:
+        transaction.create(target).write(content)
+        transaction.commit()
+
+
+def write_json_atomic(target: Path, value: object) -> None:
+    """Write one JSON file whole or not at all."""
+    write_bytes_atomic(target, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def _prepare(target: Path) -> _Prepared:
+    flag = getattr(os, "O_TMPFILE", None)
+    if flag is not None:
+        try:
+            descriptor = os.open(target.parent, flag | os.O_RDWR, 0o644)
+        except OSError as error:
+            if error.errno not in {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}:
+                raise
+        else:
+            return _Prepared(target, os.fdopen(descriptor, "w+b"), None)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    return _Prepared(target, temporary.open("w+b"), temporary)
+
+
+def _publish(prepared: _Prepared) -> None:
+    if prepared.temporary is not None:
+        prepared.temporary.replace(prepared.target)
+        prepared.temporary = None
+    else:
+        unnamed = f"/proc/self/fd/{prepared.handle.fileno()}"
+        try:
+            os.link(unnamed, prepared.target, follow_symlinks=True)
+        except FileExistsError:
+            stage = prepared.target.with_name(f".{prepared.target.name}.publish")
+            stage.unlink(missing_ok=True)
+            os.link(unnamed, stage, follow_symlinks=True)
+            stage.replace(prepared.target)
+    directory = os.open(prepared.target.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+@contextlib.contextmanager
+def _locked(directories: Sequence[Path] | set[Path]) -> Iterator[None]:
+    """Hold an advisory lock on each directory itself, so that no lock file is left behind."""
+    descriptors: list[int] = []
+    try:
+        for directory in sorted(directories):
+            descriptor = os.open(directory, os.O_RDONLY)
+            descriptors.append(descriptor)
+            with contextlib.suppress(OSError):  # a file system without locks: renames stay atomic
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _storage_error(error: OSError, directory: Path | None) -> StorageError:
+    where = f"'{directory}'" if directory is not None else "the output directory"
+    if error.errno in _NO_ROOM:
+        return StorageError(f"No space is left for writing in {where}; nothing was changed. Mend: free some space.")
+    if error.errno in _NO_PERMISSION:
+        return StorageError(
+            f"{where} cannot be written ({error.strerror}); nothing was changed. Mend: for a read-only dataset "
+            "give --sidecars DIR, and its sidecars are kept in DIR/<dataset name>/."
+        )
+    return StorageError(f"Writing in {where} failed: {error.strerror or error}; nothing was changed.")
