@@ -1,0 +1,1 @@
+"""Tests of Regrasp. They mirror the folders of src/regrasp."""
