@@ -21,21 +21,21 @@ class ReturnScale:
     """The range of returns that is mapped to [-1, 0].
 
     Attributes:
-        low: The least return, in reward units; becomes -1.
+        low: The least return, in reward units; becomes -1. An array holds one scale for each row.
         high: The greatest return, in reward units; becomes 0. Above ``low``.
     """
 
-    low: float
-    high: float
+    low: float | np.ndarray
+    high: float | np.ndarray
 
     def __post_init__(self) -> None:
         """Refuse a range that is empty or not finite."""
-        if not (np.isfinite(self.low) and np.isfinite(self.high) and self.low < self.high):
+        if not np.all(np.isfinite(self.low) & np.isfinite(self.high) & (np.asarray(self.low) < self.high)):
             message = f"A return scale needs finite low < high; found low {self.low}, high {self.high}."
             raise SidecarError(message)
 
     @property
-    def width(self) -> float:
+    def width(self) -> float | np.ndarray:
         """``high - low``, in reward units."""
         return self.high - self.low
 
@@ -79,6 +79,13 @@ class ScaleSet:
                 "Mend: run `regrasp returns` (and `regrasp value fit`) over all datasets of the run together."
             )
             raise SidecarError(message) from None
+
+    def for_rows(self, tasks: list[str], lengths: np.ndarray) -> ReturnScale:
+        """Return one scale for every frame of episodes with these tasks and lengths, one after the other."""
+        scales = [self.for_task(task) for task in tasks]
+        return ReturnScale(
+            np.repeat([scale.low for scale in scales], lengths), np.repeat([scale.high for scale in scales], lengths)
+        )
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form that provenance and checkpoints hold."""

@@ -65,19 +65,20 @@ class Transaction:
         """Publish every file: contents are on disk before any name changes.
 
         Args:
-            guard: Called under the lock of all directories, before the first file is published; it refuses by
-                raising, for instance when another process has written the same tag meanwhile.
+            guard: Called under the lock of all directories, before the first file is published. It refuses by
+                raising, for instance when another process has written the same tag meanwhile, and may still write
+                what depends on the files as they are now.
 
         Returns:
             The published paths.
         """
         try:
-            for prepared in self._prepared:
-                prepared.handle.flush()
-                os.fsync(prepared.handle.fileno())
             with _locked({prepared.target.parent for prepared in self._prepared}):
                 if guard is not None:
                     guard()
+                for prepared in self._prepared:
+                    prepared.handle.flush()
+                    os.fsync(prepared.handle.fileno())
                 for prepared in self._prepared:
                     _publish(prepared)
         except OSError as error:

@@ -115,7 +115,7 @@ class VideoCursor:
 
     def seek(self, time_s: float) -> None:
         """Move to the last key frame at or before ``time_s``."""
-        import av
+        from av.error import FFmpegError
 
         near_start = time_s - self.footage.tolerance_s <= 0
         try:
@@ -128,12 +128,12 @@ class VideoCursor:
             self._at = next(self._decoded, None)
             if self._at is None or self._at[0] > time_s:  # the file's index overshoots: walk from the beginning
                 self._rewind()
-        except av.error.FFmpegError as error:
+        except FFmpegError as error:
             raise self.footage.error(f"seeking to {time_s:.3f} s fails ({error.strerror or error})") from error
 
     def nearest(self, time_s: float) -> UInt8[np.ndarray, "h w 3"]:
         """Return the frame nearest to ``time_s``, which is at or after every time asked since the last seek."""
-        import av
+        from av.error import FFmpegError
 
         try:
             while self._at is None or self._at[0] < time_s:
@@ -142,7 +142,7 @@ class VideoCursor:
                     self._ended = True
                     break
                 self._before, self._at = self._at, following
-        except av.error.FFmpegError as error:
+        except FFmpegError as error:
             raise self.footage.error(f"decoding fails before {time_s:.3f} s ({error.strerror or error})") from error
         return self._pixels(self._choose(time_s))
 
@@ -235,12 +235,13 @@ def pixels(frame: "VideoFrame", size: Size | None, reformatter: "VideoReformatte
 
 def _open_container(footage: Footage) -> "InputContainer":
     import av
+    from av.error import FFmpegError
 
     if not footage.path.is_file():
         raise footage.error("there is no such file")
     try:
         container = av.open(str(footage.path))
-    except (av.error.FFmpegError, OSError) as error:
+    except (FFmpegError, OSError) as error:
         raise footage.error(f"it cannot be opened as a video ({error.strerror or error})") from error
     if not container.streams.video:
         container.close()
@@ -249,7 +250,7 @@ def _open_container(footage: Footage) -> "InputContainer":
         stream = container.streams.video[0]
         stream.thread_type = "NONE"
         stream.codec_context.thread_count = 1
-    except (av.error.FFmpegError, RuntimeError, ValueError) as error:
+    except (FFmpegError, RuntimeError, ValueError) as error:
         container.close()
         raise footage.error(f"no decoder serves it ({error})") from error
     return container
