@@ -33,6 +33,9 @@ RESIZE = "swscale-area-1"
 FORWARD_S = 0.5
 """Random access decodes on, instead of seeking, to a time at most this far ahead."""
 
+SAME_S = 1e-4
+"""Times this close are one: timestamps are stored as float32, presentation times as whole ticks."""
+
 log = logging.getLogger(__name__)
 
 
@@ -136,7 +139,7 @@ class VideoCursor:
         from av.error import FFmpegError
 
         try:
-            while self._at is None or self._at[0] < time_s:
+            while self._at is None or self._at[0] < time_s - SAME_S:
                 following = next(self._decoded, None)
                 if following is None:
                     self._ended = True
