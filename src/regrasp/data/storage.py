@@ -125,23 +125,29 @@ def _prepare(target: Path) -> _Prepared:
 
 
 def _publish(prepared: _Prepared) -> None:
-    if prepared.temporary is not None:
-        prepared.temporary.replace(prepared.target)
-        prepared.temporary = None
-    else:
-        unnamed = f"/proc/self/fd/{prepared.handle.fileno()}"
-        try:
-            os.link(unnamed, prepared.target, follow_symlinks=True)
-        except FileExistsError:
-            stage = prepared.target.with_name(f".{prepared.target.name}.publish")
-            stage.unlink(missing_ok=True)
-            os.link(unnamed, stage, follow_symlinks=True)
-            stage.replace(prepared.target)
     directory = os.open(prepared.target.parent, os.O_RDONLY)
     try:
+        if prepared.temporary is not None:
+            prepared.temporary.replace(prepared.target)
+            prepared.temporary = None
+        else:
+            _name(prepared.handle.fileno(), prepared.target.name, directory)
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def _name(descriptor: int, name: str, directory: int) -> None:
+    """Give a file without a name its name, replacing what has it now. ``dst_dir_fd`` makes Python follow the link."""
+    unnamed = f"/proc/self/fd/{descriptor}"
+    try:
+        os.link(unnamed, name, dst_dir_fd=directory)
+    except FileExistsError:
+        stage = f".{name}.publish"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(stage, dir_fd=directory)  # of a process killed between the next two lines
+        os.link(unnamed, stage, dst_dir_fd=directory)
+        os.replace(stage, name, src_dir_fd=directory, dst_dir_fd=directory)
 
 
 @contextlib.contextmanager

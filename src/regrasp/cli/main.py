@@ -1,0 +1,146 @@
+"""``regrasp``: find the command, read its settings, run it, and say what it did.
+
+Nothing is imported before it is needed: the help and the tabular stages load neither torch nor lerobot.
+"""
+
+import dataclasses
+import importlib
+import os
+import sys
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+
+from regrasp.core.errors import ConfigError, RegraspError, listing, nearest
+
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "inspect": ("regrasp.recap.inspect", "InspectConfig", "say what a dataset holds and what is wrong with it"),
+    "returns": ("regrasp.recap.returns", "ReturnsConfig", "a return for every frame, from outcomes"),
+    "value fit": ("regrasp.recap.value_fit", "ValueFitConfig", "train a value model on returns"),
+    "value predict": ("regrasp.recap.value_predict", "ValuePredictConfig", "a value for every frame"),
+    "advantages": ("regrasp.recap.advantages", "AdvantagesConfig", "an advantage and a label for every frame"),
+    "relabel": ("regrasp.recap.relabel", "RelabelConfig", "new labels from stored values"),
+}
+"""Each command's module, its settings and what it does, in the order of the loop."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 2 for a mistake of the user's, 1 for a failure of ours."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    try:
+        if not words or words[0] in {"-h", "--help"}:
+            print(_overview())
+            return 0
+        if words[0] == "--version":
+            from regrasp.core.provenance import VERSION
+
+            print(f"regrasp {VERSION}")
+            return 0
+        return _run(*_command_of(words))
+    except RegraspError as error:
+        if debug:
+            raise
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("Interrupted; nothing half-written was left behind.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if debug:
+            raise
+        print(f"InternalError: {type(error).__name__}: {error}. This is a defect of Regrasp; --debug shows where.", file=sys.stderr)
+        return 1
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    rows = [f"  {name:<{width}}  {summary}" for name, (_, _, summary) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: regrasp COMMAND [OPTIONS]",
+            "",
+            "Make a robot policy better from its own logged experience.",
+            "",
+            *rows,
+            "",
+            "`regrasp COMMAND --help` lists a command's options.",
+        ]
+    )
+
+
+def _command_of(words: list[str]) -> tuple[str, list[str]]:
+    for length in (2, 1):
+        name = " ".join(words[:length])
+        if name in COMMANDS:
+            return name, words[length:]
+    family = [name for name in COMMANDS if name.startswith(f"{words[0]} ")]
+    if family:
+        message = f"`regrasp {words[0]}` needs one of: {listing(n.split(' ')[1] for n in family)}; found {listing(words[1:2]) or 'nothing'}."
+        raise ConfigError(message)
+    message = f"There is no command {words[0]!r}.{nearest(words[0], COMMANDS)} Known are: {listing(COMMANDS, 20)}."
+    raise ConfigError(message)
+
+
+def _run(command: str, words: list[str]) -> int:
+    module_name, config_name, _ = COMMANDS[command]
+    module = importlib.import_module(module_name)
+    config = parse(command, getattr(module, config_name), words)
+    result = module.run(config)
+    for line in result.lines:
+        print(line)
+    return getattr(result, "exit_code", 0)
+
+
+def parse[C](command: str, config_type: type[C], words: list[str]) -> C:
+    """Read a command's settings: flags first, then the recipe that ``--config`` names, then the defaults.
+
+    Raises:
+        ConfigError: The recipe has a key or a value that the command does not know.
+        SystemExit: A flag is wrong (2), or help was asked for (0).
+    """
+    import tyro
+
+    default = _recipe_defaults(command, config_type, words)
+    return tyro.cli(config_type, args=words, prog=f"regrasp {command}", default=default)
+
+
+def _recipe_defaults[C](command: str, config_type: type[C], words: list[str]) -> C | None:
+    path = _value_of("--config", words)
+    if path is None:
+        return None
+    import tyro
+    from pydantic import TypeAdapter, ValidationError
+
+    from regrasp.recap.recipe import read_recipe
+
+    section = read_recipe(Path(path)).section(command)
+    fields = {field.name: field for field in dataclasses.fields(config_type)}  # type: ignore[arg-type] - a dataclass
+    types = typing.get_type_hints(config_type)
+    values: dict[str, object] = {}
+    for key, value in section.items():
+        name = key.replace("-", "_")
+        if name not in fields:
+            message = f"The recipe '{path}' has the unknown key {key!r} for `{command}`.{nearest(name, fields)} Known are: {listing(fields, 30)}."
+            raise ConfigError(message)
+        try:
+            values[name] = TypeAdapter(types[name]).validate_python(value)
+        except ValidationError as error:
+            message = f"The recipe '{path}', {command}.{key}: {error.errors()[0]['msg']}; found {value!r}."
+            raise ConfigError(message) from None
+    for name, field in fields.items():
+        if name not in values and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            values[name] = tyro.MISSING
+    return config_type(**values)
+
+
+def _value_of(flag: str, words: list[str]) -> str | None:
+    for place, word in enumerate(words):
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+        if word == flag and place + 1 < len(words):
+            return words[place + 1]
+    return None

@@ -1,0 +1,91 @@
+"""``recipe.yaml``: the datasets of a run, and the settings of its stages."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from regrasp.core.errors import ConfigError, listing, nearest
+
+
+class DatasetEntry(BaseModel):
+    """One dataset of a recipe.
+
+    Attributes:
+        dataset_path: The folder; relative to the recipe's own folder.
+        type: ``demo`` (or ``sft``) or ``rollout``.
+        weight: Its share of a training mixture, relative to its frames.
+        keys: Its columns → the run's names, for cameras, state and task.
+        name: What the run calls it; the folder's name where it is left out.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dataset_path: str
+    type: str
+    weight: float = Field(default=1.0, gt=0)
+    keys: dict[str, str] = Field(default_factory=dict)
+    name: str | None = None
+
+
+class Recipe(BaseModel):
+    """A recipe: datasets as RLinf users write them, and one section of settings for each stage.
+
+    Attributes:
+        train_data_paths: The datasets.
+        returns, value, advantages, relabel: Settings, named as the stages' flags with underscores.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    train_data_paths: list[DatasetEntry] = Field(default_factory=list)
+    returns: dict[str, Any] = Field(default_factory=dict)
+    value: dict[str, Any] = Field(default_factory=dict)
+    advantages: dict[str, Any] = Field(default_factory=dict)
+    relabel: dict[str, Any] = Field(default_factory=dict)
+
+    def section(self, command: str) -> dict[str, Any]:
+        """The settings of a command such as ``returns`` or ``value fit``."""
+        stage, _, step = command.partition(" ")
+        settings = getattr(self, stage, {})
+        return settings.get(step, {}) if step else settings
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Read a recipe.
+
+    Raises:
+        ConfigError: It is missing, is not YAML, or has a key or value that is not understood; the nearest known key is named.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        message = f"The recipe '{path}' cannot be read: {error.strerror}."
+        raise ConfigError(message) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        message = f"The recipe '{path}' is not YAML: {' '.join(str(error).split())}."
+        raise ConfigError(message) from None
+    if not isinstance(content, dict):
+        message = f"The recipe '{path}' needs keys such as train_data_paths; found {type(content).__name__}."
+        raise ConfigError(message)
+    data = content.pop("data", None)
+    if data is not None:  # RLinf nests the datasets one level deeper
+        if not isinstance(data, dict) or set(data) != {"train_data_paths"}:
+            message = f"Under `data:`, the recipe '{path}' may have train_data_paths only; found {listing(data or [])}. Mend: write the stages' settings under `returns:`, `value:` and `advantages:`."
+            raise ConfigError(message)
+        content |= data
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(_explain(path, error)) from None
+
+
+def _explain(path: Path, error: ValidationError) -> str:
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        known = DatasetEntry.model_fields if len(first["loc"]) > 1 else Recipe.model_fields
+        key = str(first["loc"][-1])
+        return f"The recipe '{path}' has the unknown key {place!r}.{nearest(key, known)} Known are: {listing(known, 12)}."
+    return f"The recipe '{path}', at {place!r}: {first['msg']}; found {first['input']!r}."
