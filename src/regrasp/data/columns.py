@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from regrasp.core.errors import DatasetError, RegraspError
@@ -73,7 +74,24 @@ def to_numpy(column: pa.ChunkedArray, name: str) -> np.ndarray:
     if column.null_count and not pa.types.is_floating(kind):
         message = f"The column {name!r} has {column.null_count} nulls where numbers are needed."
         raise DatasetError(message)
-    return column.to_numpy()
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind):
+        return np.array(column.to_pylist(), dtype=object)
+    return primitives(column)
+
+
+def primitives(column: pa.ChunkedArray) -> np.ndarray:
+    """A column of plain numbers or booleans; nulls of a float column become NaN.
+
+    Arrow's own ``to_numpy`` imports pandas, which costs more CPU than a small dataset does.
+    """
+    if pa.types.is_boolean(column.type):
+        return primitives(pc.cast(column, pa.uint8())).view(bool)
+    if column.null_count:
+        column = pc.fill_null(column, float("nan"))
+    parts = [np.from_dlpack(chunk) for chunk in column.chunks if len(chunk)]
+    if not parts:
+        return np.empty(0, dtype=column.type.to_pandas_dtype())
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _lists_to_numpy(column: pa.ChunkedArray, name: str) -> np.ndarray:
@@ -90,14 +108,14 @@ def _lists_to_numpy(column: pa.ChunkedArray, name: str) -> np.ndarray:
         message = f"The column {name!r} holds vectors of different lengths."
         raise DatasetError(message)
     nested = pa.types.is_nested(flat.type)
-    inner = _lists_to_numpy(pa.chunked_array([flat]), name) if nested else flat.to_numpy(zero_copy_only=False)
+    inner = _lists_to_numpy(pa.chunked_array([flat]), name) if nested else primitives(pa.chunked_array([flat]))
     return inner.reshape(rows, -1)
 
 
 def _same_lengths(array: Any, length: int) -> bool:  # noqa: ANN401 - any of arrow's list arrays
     if pa.types.is_fixed_size_list(array.type):
         return True
-    return bool(np.all(np.diff(array.offsets.to_numpy()) == length))
+    return bool(np.all(np.diff(np.from_dlpack(array.offsets)) == length))
 
 
 def scalars(column: pa.ChunkedArray, name: str, dtype: type) -> np.ndarray:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from regrasp.core.errors import DatasetError, listing
 from regrasp.core.outcome import Outcome
-from regrasp.data.columns import open_parquet, read_blocks, scalars
+from regrasp.data.columns import open_parquet, primitives, read_blocks, scalars
 from regrasp.data.layout import Layout
 from regrasp.data.problem import Problem, error, warning
 
@@ -258,7 +258,7 @@ def _task_codes(table: pa.Table, columns: dict[str, str | None]) -> np.ndarray:
         return np.zeros(table.num_rows, dtype=np.int64)
     if columns["text"] is None:
         return scalars(table[name], name, np.int64)
-    return table[name].to_numpy().astype(object)
+    return np.array(table[name].to_pylist(), dtype=object)
 
 
 def _flag_codes(column: pa.ChunkedArray) -> np.ndarray:
@@ -267,10 +267,10 @@ def _flag_codes(column: pa.ChunkedArray) -> np.ndarray:
     if pa.types.is_nested(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return np.full(len(column), _UNREADABLE, dtype=np.int8)
     if not column.null_count and pa.types.is_boolean(kind):
-        return column.to_numpy().astype(np.int8)
+        return primitives(column).astype(np.int8)
     if pa.types.is_null(kind):
         return np.full(len(column), _NULL, dtype=np.int8)
-    numbers = pc.fill_null(pc.cast(column, pa.float64()), np.nan).to_numpy()
+    numbers = primitives(pc.cast(column, pa.float64()))
     codes = np.where(np.isnan(numbers), _NULL, np.where(np.isin(numbers, (0, 1)), numbers, _UNREADABLE))
     return codes.astype(np.int8)
 

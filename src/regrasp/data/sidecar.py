@@ -1,5 +1,6 @@
 """New knowledge beside a dataset: tagged parquet files, sorted, with their provenance inside."""
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -105,6 +106,14 @@ class Sidecar:
     def command(self) -> str:
         """The command that makes a sidecar of this kind."""
         return _COMMANDS[self.kind]
+
+    @cached_property
+    def id(self) -> str:
+        """What later files record as their input: the provenance's id, or a digest of a file that has none."""
+        if self.provenance is not None:
+            return self.provenance.id
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
     @cached_property
     def excluded(self) -> set[int]:
@@ -299,7 +308,15 @@ def existing_is_same(path: Path, provenance: Provenance, *, overwrite: bool) -> 
         how = "it was not written by Regrasp, or is damaged"
     else:
         changed = [k for k in provenance.config if old.config.get(k) != provenance.config[k]]
-        how = "; ".join(f"{k} was {old.config.get(k)!r} and is now {provenance.config[k]!r}" for k in changed)
+        how = "; ".join(_difference(k, old.config.get(k), provenance.config[k]) for k in changed)
         how = how or ("the dataset has changed" if old.fingerprint != provenance.fingerprint else "its inputs have changed")
     message = f"'{path}' exists already, and would not be the same: {how}. Mend: choose another --tag, or replace it with --overwrite."
     raise SidecarError(message)
+
+
+def _difference(name: str, old: object, new: object) -> str:
+    """How one setting changed; of a table, its first entry that did."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        key = next(key for key in [*new, *old] if old.get(key) != new.get(key))
+        return _difference(f"{name} of {key!r}", old.get(key), new.get(key))
+    return f"{name} was {old!r} and is now {new!r}"

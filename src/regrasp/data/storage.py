@@ -9,11 +9,14 @@ import errno
 import fcntl
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
+
+import numpy as np
 
 from regrasp.core.errors import StorageError
 
@@ -176,3 +179,38 @@ def _storage_error(error: OSError, directory: Path | None) -> StorageError:
             "give --sidecars DIR, and its sidecars are kept in DIR/<dataset name>/."
         )
     return StorageError(f"Writing in {where} failed: {error.strerror or error}; nothing was changed.")
+
+
+class Spool:
+    """Rows of (group, value) on disk, to be read several times; the file has no name and vanishes with the process."""
+
+    _ROWS = 1 << 18
+
+    def __init__(self) -> None:
+        """Start empty, in the system's folder for temporary files."""
+        self._groups, self._values = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        self.counts = np.zeros(0, dtype=np.int64)
+        """Rows of each group."""
+
+    def add(self, groups: np.ndarray, values: np.ndarray) -> None:
+        """Append rows; groups are whole numbers from 0."""
+        try:
+            self._groups.write(groups.astype(np.int32).tobytes())
+            self._values.write(values.astype(np.float64).tobytes())
+        except OSError as error:
+            raise _storage_error(error, Path(tempfile.gettempdir())) from error
+        counts = np.bincount(groups, minlength=len(self.counts))
+        counts[: len(self.counts)] += self.counts
+        self.counts = counts
+
+    def read(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield (groups, values) from the start, in blocks."""
+        self._groups.seek(0)
+        self._values.seek(0)
+        while groups := self._groups.read(4 * self._ROWS):
+            yield np.frombuffer(groups, dtype=np.int32), np.frombuffer(self._values.read(8 * self._ROWS), dtype=np.float64)
+
+    def close(self) -> None:
+        """Give the space back."""
+        self._groups.close()
+        self._values.close()

@@ -1,0 +1,210 @@
+"""New labels from stored values: another fraction, scope, lookahead or discount, in seconds and on a CPU."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from regrasp.core.errors import ConfigError, MissingSidecar
+from regrasp.core.scale import ReturnScale, ScaleScope, ScaleSet
+from regrasp.data.dataset import Dataset
+from regrasp.data.rlinf import read_mixture
+from regrasp.data.sidecar import Sidecar, open_sidecar
+from regrasp.recap.advantages import recorded_outcomes
+from regrasp.recap.frames import (
+    AdvantageSettings,
+    Part,
+    check_source,
+    common_discount,
+    common_scales,
+    computed,
+    kept_positions,
+    stored,
+)
+from regrasp.recap.labelling import (
+    Labelling,
+    LabelSettings,
+    Pool,
+    check_ranges,
+    label_datasets,
+    outcomes_of,
+    resolve_pool,
+)
+from regrasp.recap.selection import Selection, StageResult, open_datasets
+from regrasp.rl.labels import Ties
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelabelConfig(Selection):
+    """Make new labels from the values that an advantages sidecar holds. What is left out stays as it was."""
+
+    source: str
+    """The tag of the advantages to start from."""
+    tag: str
+    """The name of the new labels."""
+    positive_fraction: float | None = None
+    """The share of the pool above the threshold."""
+    lookahead: int | None = None
+    """N, in frames."""
+    gamma: float | None = None
+    """The discount per frame."""
+    scope: ScaleScope | None = None
+    """Whether each task has a threshold or all data share one."""
+    pool: Pool | None = None
+    """The frames that set the threshold."""
+    ties: Ties | None = None
+    """What a frame exactly at the threshold is."""
+    discount_next_value: bool | None = None
+    """Whether the next value is discounted by gamma^n."""
+    demos_positive: bool | None = None
+    """Whether demonstrations are positive whatever their advantage."""
+    corrections_positive: bool | None = None
+    """Whether corrections are positive whatever their advantage."""
+    correction_column: str | None = None
+    """The column that marks corrections, if it is none of the known ones."""
+    returns: str | None = None
+    """The tag of the returns, for another lookahead or discount; the source's own where it says which."""
+    chunk_rows: int = 1 << 17
+    """About how many frames are held at a time."""
+    overwrite: bool = False
+    """Replace labels of this tag that were made otherwise."""
+    dry_run: bool = False
+    """Report the labels, and write nothing."""
+
+
+_DEFAULTS: dict[str, Any] = {
+    "scope": "task",
+    "pool": "auto",
+    "ties": "negative",
+    "discount_next_value": True,
+    "demos_positive": True,
+    "corrections_positive": True,
+}
+
+
+def run(config: RelabelConfig) -> StageResult:
+    """Write ``advantages_{tag}.parquet`` for every dataset, from the advantages tagged ``source``.
+
+    Raises:
+        MissingSidecar: There are no such advantages, or no returns where another lookahead or discount needs them.
+        ConfigError: A setting is out of range, or is not known of a source that does not say its own.
+    """
+    if config.tag == config.source and not config.overwrite:
+        message = f"--tag and --source are both {config.tag!r}. Mend: give the new labels another tag."
+        raise ConfigError(message)
+    datasets = open_datasets(config)
+    sources = [(dataset, open_sidecar(dataset, "advantages", config.source, reader="relabel")) for dataset in datasets]
+    for dataset, sidecar in sources:
+        check_source(dataset, sidecar)
+    before = _before(config, sources)
+    wanted = {name: getattr(config, name) if getattr(config, name) is not None else before.get(name) for name in _SETTINGS}
+    if wanted["positive_fraction"] is None:
+        message = f"'{sources[0][1].path}' does not say its positive fraction. Mend: give --positive-fraction."
+        raise ConfigError(message)
+    check_ranges(
+        lookahead=1 if wanted["lookahead"] is None else wanted["lookahead"],
+        discount=wanted["gamma"],
+        positive_fraction=wanted["positive_fraction"],
+        chunk_rows=config.chunk_rows,
+    )
+    given = [name for name in ("lookahead", "gamma", "discount_next_value") if getattr(config, name) is not None]
+    recompute = any(getattr(config, name) != before.get(name) for name in given)
+    labellings, advantage = _labellings(config, sources, wanted, recompute=recompute)
+    settings = LabelSettings(
+        positive_fraction=wanted["positive_fraction"],
+        scope=wanted["scope"],
+        pool=resolve_pool(wanted["pool"], labellings),
+        ties=wanted["ties"],
+        demos_positive=wanted["demos_positive"],
+        corrections_positive=wanted["corrections_positive"],
+    )
+    result = label_datasets(
+        labellings,
+        advantage,
+        settings,
+        stage="relabel",
+        tag=config.tag,
+        overwrite=config.overwrite,
+        dry_run=config.dry_run,
+    )
+    how = f"advantages computed again with N {advantage.lookahead}, gamma {advantage.discount:g}" if recompute else "advantages as they were"
+    return StageResult(lines=[f"From {config.source}: {how}, pool: {settings.pool}", *result.lines], written=result.written)
+
+
+_SETTINGS = ("positive_fraction", "lookahead", "gamma", *_DEFAULTS)
+
+
+def _before(config: RelabelConfig, sources: list[tuple[Dataset, Sidecar]]) -> dict[str, Any]:
+    """The settings that the source was made with, as far as it says."""
+    settings = dict(_DEFAULTS)
+    for dataset, sidecar in sources:
+        if sidecar.provenance is not None:
+            found = {name: sidecar.provenance.config[name] for name in _SETTINGS if name in sidecar.provenance.config}
+        else:
+            tag = (read_mixture(dataset).get("tags") or {}).get(config.source) or {}
+            found = {"positive_fraction": tag["positive_quantile"]} if "positive_quantile" in tag else {}
+        settings |= found
+    return settings
+
+
+def _labellings(
+    config: RelabelConfig, sources: list[tuple[Dataset, Sidecar]], wanted: dict[str, Any], *, recompute: bool
+) -> tuple[list[Labelling], AdvantageSettings]:
+    scales = _scales(sources)
+    returns = [_returns(config, dataset, sidecar) for dataset, sidecar in sources] if recompute else None
+    if recompute and wanted["gamma"] is None and returns is not None:
+        wanted["gamma"] = common_discount([(d, r) for (d, _), r in zip(sources, returns, strict=True)], None)
+    if recompute and wanted["lookahead"] is None:
+        message = f"'{sources[0][1].path}' does not say its lookahead. Mend: give --lookahead."
+        raise ConfigError(message)
+    advantage = AdvantageSettings(
+        lookahead=wanted["lookahead"], discount=wanted["gamma"], discount_next_value=wanted["discount_next_value"]
+    )
+    made = []
+    for place, (dataset, source) in enumerate(sources):
+        correction = config.correction_column or (source.provenance.config.get("correction_column") if source.provenance else None)
+        part = Part(
+            dataset=dataset,
+            keep=kept_positions(dataset, source.excluded),
+            scales=scales,
+            correction_column=dataset.correction_column(correction),
+            rows=config.chunk_rows,
+        )
+        made.append(_labelling(part, advantage, source, returns[place] if returns else None))
+    return made, advantage
+
+
+def _labelling(part: Part, advantage: AdvantageSettings, source: Sidecar, returns: Sidecar | None) -> Labelling:
+    tags = (source.provenance.notes if source.provenance else {}).get("tags", {})
+    return Labelling(
+        part=part,
+        batches=lambda: (
+            stored(part, source)
+            if returns is None
+            else computed(
+                part, advantage, rewards=returns, returns=source, values=source, value_column="value_current"
+            )
+        ),
+        inputs={"source": source.id, **({"returns": returns.id} if returns is not None else {})},
+        outcomes=outcomes_of(source) or recorded_outcomes(part.dataset),
+        tags={**tags, **({"returns": returns.tag} if returns is not None else {}), "source": source.tag},
+    )
+
+
+def _scales(sources: list[tuple[Dataset, Sidecar]]) -> ScaleSet:
+    """The scale that the values are in: the source's own, RLinf's record of it, or its returns' range."""
+    for dataset, sidecar in sources:
+        mixture = read_mixture(dataset)
+        if sidecar.provenance is None and {"global_return_min", "global_return_max"} <= set(mixture):
+            return ScaleSet.single(ReturnScale(float(mixture["global_return_min"]), float(mixture["global_return_max"])))
+    return common_scales(sources, None)[0]
+
+
+def _returns(config: RelabelConfig, dataset: Dataset, source: Sidecar) -> Sidecar:
+    tags = (source.provenance.notes if source.provenance else {}).get("tags", {})
+    tag = config.returns or tags.get("returns")
+    if tag is None:
+        message = (
+            f"Another lookahead or discount needs the rewards, and '{source.path}' does not say which returns it was "
+            "made from. Mend: give --returns TAG."
+        )
+        raise MissingSidecar(message)
+    return open_sidecar(dataset, "returns", tag, reader="relabel")
