@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from regrasp.core.errors import ConfigError, MissingSidecar
+import numpy as np
+
+from regrasp.core.errors import ConfigError, MissingSidecar, SidecarError
 from regrasp.core.scale import ReturnScale, ScaleScope, ScaleSet
 from regrasp.data.dataset import Dataset
 from regrasp.data.rlinf import read_mixture
@@ -190,12 +192,33 @@ def _labelling(part: Part, advantage: AdvantageSettings, source: Sidecar, return
 
 
 def _scales(sources: list[tuple[Dataset, Sidecar]]) -> ScaleSet:
-    """The scale that the values are in: the source's own, RLinf's record of it, or its returns' range."""
-    for dataset, sidecar in sources:
-        mixture = read_mixture(dataset)
-        if sidecar.provenance is None and {"global_return_min", "global_return_max"} <= set(mixture):
-            return ScaleSet.single(ReturnScale(float(mixture["global_return_min"]), float(mixture["global_return_max"])))
-    return common_scales(sources, None)[0]
+    """The scale that the values are in: what the source says, or what its rows show."""
+    if all(sidecar.provenance is not None for _, sidecar in sources):
+        return common_scales(sources, None)[0]
+    found = {_shown_scale(dataset, sidecar) for dataset, sidecar in sources}
+    low = min(found)
+    if max(found) - low > 1e-6 * abs(low):
+        message = f"The sources were scaled differently ({low:g} and {max(found):g} at the lower end), so they cannot share thresholds. Mend: label all datasets in one run first."
+        raise SidecarError(message)
+    return ScaleSet.single(ReturnScale(low, 0.0))
+
+
+def _shown_scale(dataset: Dataset, source: Sidecar) -> float:
+    """The lower end of a scale [low, 0]: reward_sum is reward_sum_raw / -low in every row.
+
+    ``mixture_config.yaml`` is not asked: its range is that of the last run, whatever its tag.
+    """
+    stream = source.stream(["reward_sum", "reward_sum_raw"], kept_positions(dataset, source.excluded))
+    ratios = []
+    for length in dataset.index().length.tolist():
+        rows = stream.take(length)
+        unit, raw = rows["reward_sum"], rows["reward_sum_raw"]
+        ratios.append(raw[unit != 0] / unit[unit != 0])
+    ratio = np.concatenate(ratios)
+    if not len(ratio) or ratio.min() <= 0 or np.ptp(ratio) > 1e-6 * ratio.max():
+        message = f"'{source.path}' does not say its return scale, and its rows do not show one that ends at 0. Mend: run `regrasp advantages` from its returns and values."
+        raise SidecarError(message)
+    return -round(float(np.median(ratio)), 6)
 
 
 def _returns(config: RelabelConfig, dataset: Dataset, source: Sidecar) -> Sidecar:

@@ -1,0 +1,168 @@
+"""What a dataset holds and what is wrong with it, as plain values for a page or a script."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regrasp.core.errors import RegraspError
+from regrasp.core.outcome import Source
+from regrasp.data.dataset import Dataset
+from regrasp.data.index import EpisodeIndex
+from regrasp.data.outcomes import read_outcomes
+from regrasp.data.problem import Problem, error, warning
+from regrasp.data.sidecar import SCHEMAS, read_provenance
+
+_VALUE_STAGES = ("value fit", "value predict")
+
+
+def examine(dataset: Dataset) -> dict[str, Any]:
+    """Return everything that `regrasp inspect` shows of one dataset. Reads every data file once; opens no video.
+
+    Returns:
+        JSON values: layout, robot, fps, counts, tasks, cameras, outcomes, corrections, sidecars, and ``problems`` with
+        level, text, mend and the stages that each blocks.
+    """
+    index = dataset.survey()
+    problems = [*[warning(note, "correct meta/") for note in dataset.meta.notes], *index.problems]
+    report: dict[str, Any] = {
+        "path": str(dataset.path),
+        "name": dataset.name,
+        "layout": dataset.layout,
+        "robot": dataset.robot_type,
+        "fps": dataset.fps,
+        "episodes": len(index.length),
+        "frames": index.total,
+        "episode_frames": _range(index.length),
+        "tasks": {task: index.task.count(task) for task in index.tasks if task},
+        "state": dataset.state_key,
+        "fingerprint": index.fingerprint,
+        "cameras": [_camera(dataset, index, name, problems) for name in dataset.cameras],
+    }
+    broken = any(problem.level == "error" for problem in index.problems)
+    report["outcomes"] = {} if broken else _outcomes(dataset, problems)
+    report["corrections"] = _corrections(dataset, problems) if not broken else {}
+    if not broken:
+        _check_state(dataset, index, problems)
+    report["sidecars"] = _sidecars(dataset, index, problems)
+    report["problems"] = [problem.__dict__ | {"blocks": list(problem.blocks)} for problem in problems]
+    return report
+
+
+def _range(values: np.ndarray) -> dict[str, int]:
+    if not len(values):
+        return {}
+    return {"least": int(values.min()), "median": int(np.median(values)), "most": int(values.max())}
+
+
+def _camera(dataset: Dataset, index: EpisodeIndex, name: str, problems: list[Problem]) -> dict[str, Any]:
+    camera = dataset.cameras[name]
+    shown = {"name": name, "key": camera.key, "kind": camera.kind, "codec": camera.codec, "height": camera.height, "width": camera.width}
+    if camera.kind == "image":
+        return shown | {"missing": [] if camera.key in dataset.columns else ["the column itself"]}
+    missing: dict[Path, list[int]] = {}
+    unknown = []
+    for number in index.episode_index.tolist():
+        try:
+            path = dataset.video_span(name, number).path
+        except RegraspError:
+            unknown.append(number)
+            continue
+        if not path.is_file() or path.stat().st_size == 0:
+            missing.setdefault(path, []).append(number)
+    mend = f"restore it, or go on without this camera: --cameras with the others, or --cameras none; {_tabular()}"
+    for path, episodes in missing.items():
+        kind = "is empty (0 bytes)" if path.is_file() else "is missing"
+        problems.append(error(f"the video '{path}' of {name!r} {kind} (episodes {_short(episodes)})", mend, _VALUE_STAGES))
+    if unknown:
+        problems.append(error(f"where {name!r} shows the episodes {_short(unknown)} is not said", mend, _VALUE_STAGES))
+    return shown | {"missing": [str(path) for path in missing]}
+
+
+def _tabular() -> str:
+    return "returns, advantages and relabel need no video"
+
+
+def _short(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:6])) + (f" and {len(numbers) - 6} more" if len(numbers) > 6 else "")
+
+
+def _outcomes(dataset: Dataset, problems: list[Problem]) -> dict[str, Any]:
+    try:
+        outcomes = read_outcomes(dataset)
+    except RegraspError as trouble:
+        text, _, mend = str(trouble).rstrip(".").partition(". Mend: ")
+        problems.append(error(text, mend or "name one outcome sidecar", ("returns",)))
+        return {}
+    unknown = outcomes.unknown()
+    reasons = sorted({outcomes.read_from[number] for number in unknown})
+    if unknown and dataset.source is Source.ROLLOUT:
+        text = f"the outcome of {len(unknown)} episodes is unknown ({'; '.join(reasons)}): {_short(unknown)}"
+        problems.append(warning(text, "fine for demonstrations; as rollouts, give --outcomes FILE.csv, or --unknown exclude"))
+    sources = sorted({where for number, where in outcomes.read_from.items() if number not in unknown})
+    return {**outcomes.count(), "read_from": sources}
+
+
+def _corrections(dataset: Dataset, problems: list[Problem]) -> dict[str, Any]:
+    name = dataset.correction_column()
+    if name is None:
+        return {}
+    index, frames, episodes = dataset.index(), 0, 0
+    try:
+        stream = dataset.stream([name])
+        for length in index.length.tolist():
+            flags = np.asarray(stream.take(length)[name])
+            count = int((flags.reshape(len(flags), -1)[:, 0] != 0).sum())
+            frames, episodes = frames + count, episodes + (count > 0)
+    except RegraspError as trouble:
+        problems.append(error(str(trouble).rstrip("."), "correct the column", ("advantages", "relabel")))
+        return {"column": name}
+    return {"column": name, "frames": frames, "episodes": episodes}
+
+
+def _check_state(dataset: Dataset, index: EpisodeIndex, problems: list[Problem]) -> None:
+    name = dataset.state_key
+    if name is None or name not in dataset.columns:
+        return
+    try:
+        stream = dataset.stream([name])
+        for position, length in enumerate(index.length.tolist()):
+            rows = np.asarray(stream.take(length)[name], dtype=np.float64).reshape(length, -1)
+            bad = ~np.isfinite(rows).all(axis=1)
+            if bad.any():
+                where = f"episode {index.episode_index[position]}, frame {index.frames(position)[bad][0]}"
+                text = f"{name!r} has NaN or infinity, first in {where}"
+                problems.append(error(text, "correct the recording; returns does not read the state", _VALUE_STAGES))
+                return
+    except RegraspError as trouble:
+        problems.append(error(str(trouble).rstrip("."), "record or convert the dataset again", _VALUE_STAGES))
+
+
+def _sidecars(dataset: Dataset, index: EpisodeIndex, problems: list[Problem]) -> list[dict[str, Any]]:
+    shown = []
+    for kind in SCHEMAS:
+        for path in sorted(dataset.sidecar_dir.glob(f"{kind}_*.parquet")):
+            entry: dict[str, Any] = {"kind": kind, "tag": path.stem.removeprefix(f"{kind}_"), "path": str(path)}
+            try:
+                provenance = read_provenance(path)
+            except RegraspError as trouble:
+                problems.append(warning(str(trouble).split(" Mend")[0].rstrip("."), "make it again with --overwrite"))
+                shown.append(entry | {"state": "unreadable"})
+                continue
+            if provenance is None:
+                shown.append(entry | {"state": "without provenance (not written by Regrasp)"})
+                continue
+            fresh = provenance.fingerprint == index.fingerprint
+            if not fresh:
+                text = f"{path.name} was made ({provenance.created}) from another version of this dataset"
+                problems.append(warning(text, f"make it again: regrasp {provenance.stage} … --overwrite"))
+            lineage = {
+                "state": "current" if fresh else "stale",
+                "stage": provenance.stage,
+                "created": provenance.created,
+                "id": provenance.id,
+                "inputs": provenance.inputs,
+                "tags": provenance.notes.get("tags", {}),
+            }
+            shown.append(entry | lineage)
+    return shown
