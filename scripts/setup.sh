@@ -41,14 +41,14 @@ take_lock() {
     if command -v flock >/dev/null 2>&1; then
         flock 9
     elif command -v perl >/dev/null 2>&1; then
-        perl -MFcntl=:flock -e 'open(my $lock, ">&=", 9) && flock($lock, LOCK_EX) or exit 1'
+        perl -MFcntl=:flock -e 'open(LOCK, ">&=", 9) && flock(LOCK, LOCK_EX) or exit 1'
     fi
 }
 
 # Every place where a Python may lie, one path a line. pyenv's shims answer only for the version that is switched on,
 # so its folders are read themselves.
 python_candidates() {
-    printf '%s:/opt/homebrew/bin:/usr/local/bin\n' "$PATH" | tr ':' '\n' | while IFS= read -r folder; do
+    printf '%s\n' "$PATH" | tr ':' '\n' | while IFS= read -r folder; do
         for name in python3.12 python3.13 python3.14 python3 python; do
             printf '%s\n' "$folder/$name"
         done
@@ -136,7 +136,7 @@ make_environment() {
         return
     fi
     rm -rf .venv
-    found=$(printf '%s\n' "$pythons" | cut -d ' ' -f 1 | sort -u | tr '\n' ' ')
+    found=$(printf '%s\n' "$pythons" | cut -d ' ' -f 1 | sort -u | paste -s -d ' ' -)
     die "Regrasp needs Python 3.12 or newer. The PATH and pyenv's versions folders have: ${found:-no Python at all};" \
         "and uv could fetch none (its own words are above). Install one, then run make again." \
         "Debian or Ubuntu: apt install python3.12 python3.12-venv.  macOS: brew install python@3.12." \
