@@ -29,7 +29,7 @@ test-slow: setup
 	$(PYTHON) -m pytest -n $(TEST_WORKERS) -m slow $(ARGS)
 
 demo: setup
-	$(PYTHON) examples/demo.py $(ARGS)
+	sh examples/demo.sh
 
 check: setup
 	$(PYTHON) -m ruff format --check .

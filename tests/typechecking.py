@@ -2,7 +2,7 @@
 
 from typing import Self
 
-from beartype import BeartypeConf, BeartypeHintOverrides, beartype
+from beartype import BeartypeConf, FrozenDict, beartype
 
-checked = beartype(conf=BeartypeConf(hint_overrides=BeartypeHintOverrides({Self: object})))
+checked = beartype(conf=BeartypeConf(hint_overrides=FrozenDict({Self: object})))
 """beartype. jaxtyping hands it methods one by one, outside their class, where ``Self`` has no meaning to it."""
