@@ -6,7 +6,7 @@ PATH="$PWD/.venv/bin:$PATH"
 out=runs/demo
 
 step() {
-    printf '\n\033[1m$ %s\033[0m\n' "$*"
+    printf '\n$ %s\n' "$*"
     "$@"
 }
 
