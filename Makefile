@@ -8,6 +8,9 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 
+# Compiling torch anew in every process of the tests would take most of their time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup test test-slow demo check format clean
 
 help:
