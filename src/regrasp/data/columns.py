@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from regrasp.core.errors import DatasetError, RegraspError
 
-BLOCK_ROWS = 1 << 20
+BLOCK_ROWS = 1 << 17
 """Rows read at a time, at most (but at least one row group)."""
 
 Block = dict[str, np.ndarray]
@@ -92,6 +92,24 @@ def primitives(column: pa.ChunkedArray) -> np.ndarray:
     if not parts:
         return np.empty(0, dtype=column.type.to_pandas_dtype())
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def to_arrow(values: np.ndarray | pa.Array, kind: pa.DataType) -> pa.Array:
+    """An arrow array of numbers or booleans, around the same memory where it can be (see ``primitives``)."""
+    if isinstance(values, pa.Array):
+        return values
+    if pa.types.is_boolean(kind):
+        content = np.packbits(values, bitorder="little")
+    else:
+        content = np.ascontiguousarray(values, dtype=kind.to_pandas_dtype())
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(content)])
+
+
+def texts_to_arrow(texts: Sequence[str]) -> pa.Array:
+    """An arrow array of texts, made without pandas (see ``primitives``)."""
+    parts = [text.encode() for text in texts]
+    offsets = np.cumsum([0, *map(len, parts)], dtype=np.int32)
+    return pa.StringArray.from_buffers(len(parts), pa.py_buffer(offsets), pa.py_buffer(b"".join(parts)))
 
 
 def _lists_to_numpy(column: pa.ChunkedArray, name: str) -> np.ndarray:

@@ -106,15 +106,19 @@ class Dataset:
             return chosen if chosen in self.columns else None
         return next((name for name in CORRECTION_COLUMNS if name in self.columns), None)
 
-    def survey(self) -> EpisodeIndex:
-        """Return the index with whatever problems were found; reads every data file once."""
-        if self._index is None:
-            self._index = scan(self.meta, task_column=self.task_column)
+    def survey(self, *, flags: bool = True) -> EpisodeIndex:
+        """Return the index with whatever problems were found; reads every data file once.
+
+        Args:
+            flags: Whether to read the success flags too, if they have not been.
+        """
+        if self._index is None or (flags and not self._index.flags_read):
+            self._index = scan(self.meta, task_column=self.task_column, flags=flags)
         return self._index
 
-    def index(self) -> EpisodeIndex:
+    def index(self, *, flags: bool = False) -> EpisodeIndex:
         """Return the episodes and frames that the files hold; a DatasetError says why a stage cannot use them."""
-        index = self.survey()
+        index = self.survey(flags=flags)
         for problem in index.problems:
             if problem.level == "error":
                 problem.raise_for(self.path)

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,7 @@ class EpisodeIndex:
         odd: The frame numbers of episodes that do not simply count 0, 1, 2, …, by episode number.
         fingerprint: A digest over the (episode, frame, timestamp) rows and the episodes' tasks.
         ordered: Whether the files hold the rows in this order already.
+        flags_read: Whether success flags were looked for.
         flag_column: The success flag that was read, or None.
         flags: What it says of each episode, with a reason where it says nothing.
         problems: Everything found wrong on the way.
@@ -42,6 +43,7 @@ class EpisodeIndex:
     odd: dict[int, np.ndarray]
     fingerprint: str
     ordered: bool
+    flags_read: bool = True
     flag_column: str | None = None
     flags: dict[int, tuple[Outcome, str]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -138,7 +140,7 @@ def scan(layout: Layout, *, task_column: str | None = None, flags: bool = True) 
         whole = pa.concat_tables(tables, promote_options="permissive")
         order = np.lexsort([scalars(whole[name], name, np.int64) for name in ("frame_index", "episode_index")])
         episodes, ordered = _collect(iter([whole.take(pa.array(order))]), columns, repeated=problems), False
-    return _build(layout, episodes, columns, ordered, problems)
+    return replace(_build(layout, episodes, columns, ordered, problems), flags_read=flags)
 
 
 def _usable_files(layout: Layout, problems: list[Problem]) -> list[Path]:

@@ -53,7 +53,7 @@ def read_outcomes(dataset: "Dataset", given: dict[int, Outcome] | None = None, *
         OutcomeError: ``given`` names an episode that is not there or calls a demonstration a failure, or there are
             several outcome sidecars and no tag.
     """
-    index = dataset.index()
+    index = dataset.index(flags=True)
     numbers = [int(number) for number in index.episode_index]
     given = given or {}
     _check_given(dataset, given, numbers)
@@ -86,7 +86,7 @@ def _recorded(dataset: "Dataset", number: int) -> tuple[Outcome, str]:
         reason = "episode_success" if outcome is not Outcome.UNKNOWN else f"episode_success is {value!r}"
         return outcome, reason
     missing = "no episode_success, next.success or is_success"
-    return dataset.index().flags.get(number, (Outcome.UNKNOWN, missing))
+    return dataset.index(flags=True).flags.get(number, (Outcome.UNKNOWN, missing))
 
 
 def _check_given(dataset: "Dataset", given: dict[int, Outcome], numbers: list[int]) -> None:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from regrasp.core.errors import MissingSidecar, SidecarError, listing, nearest
 from regrasp.core.provenance import Provenance
-from regrasp.data.columns import Block, ColumnStream, open_parquet, read_blocks, scalars, to_numpy
+from regrasp.data.columns import Block, ColumnStream, open_parquet, read_blocks, scalars, texts_to_arrow, to_arrow, to_numpy
 from regrasp.data.dataset import Dataset
 from regrasp.data.index import EpisodeIndex
 from regrasp.data.storage import Transaction
@@ -72,7 +72,7 @@ class SidecarWriter:
 
     def write(self, columns: Mapping[str, np.ndarray | pa.Array]) -> None:
         """Append rows. A text column is given as (codes, texts) made by ``coded``."""
-        arrays = [pa.array(columns[field.name], type=None if pa.types.is_dictionary(field.type) else field.type) for field in self._schema]
+        arrays = [to_arrow(columns[field.name], field.type) for field in self._schema]
         self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
 
     def close(self, provenance: Provenance, extra: Mapping[str, str] | None = None) -> None:
@@ -83,7 +83,7 @@ class SidecarWriter:
 
 def coded(codes: np.ndarray, texts: Sequence[str]) -> pa.DictionaryArray:
     """A text column from each row's position in ``texts``."""
-    return pa.DictionaryArray.from_arrays(pa.array(codes, type=pa.int32()), pa.array(list(texts), type=pa.string()))
+    return pa.DictionaryArray.from_arrays(to_arrow(codes, pa.int32()), texts_to_arrow(texts))
 
 
 def read_provenance(path: Path) -> Provenance | None:

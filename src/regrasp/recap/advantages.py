@@ -130,7 +130,7 @@ def run(config: AdvantagesConfig) -> StageResult:
 def _labelling(part: Part, advantage: AdvantageSettings, returns: Sidecar, values: Sidecar) -> Labelling:
     return Labelling(
         part=part,
-        batches=lambda: computed(
+        batches=lambda _: computed(
             part, advantage, rewards=returns, returns=returns, values=values, value_column="value"
         ),
         inputs={"returns": returns.id, "values": values.id},

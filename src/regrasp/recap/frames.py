@@ -123,9 +123,11 @@ def computed(
         yield Batch(positions=positions, length=length, columns=columns, correction=corrections(rows))
 
 
-def stored(part: Part, source: Sidecar) -> Iterator[Batch]:
-    """Advantages as they were written, for new thresholds."""
-    names = ["num_valid_rewards", "advantage_continuous", "return", "value_current", "value_next", "reward_sum", "reward_sum_raw"]
+def stored(part: Part, source: Sidecar, *, only_advantage: bool) -> Iterator[Batch]:
+    """Advantages as they were written, for new thresholds; only they themselves where that is enough."""
+    names = ["advantage_continuous"]
+    if not only_advantage:
+        names += ["num_valid_rewards", "return", "value_current", "value_next", "reward_sum", "reward_sum_raw"]
     stream = source.stream(names, part.keep)
     corrections = part.corrections()
     for positions, length in part.batches():

@@ -40,7 +40,8 @@ class Labelling:
     """One dataset to be labelled: where its advantages come from, and what they depend on."""
 
     part: Part
-    batches: Callable[[], Iterator[Batch]]
+    batches: Callable[[bool], Iterator[Batch]]
+    """Starts a reading; True where the advantages alone are enough."""
     inputs: dict[str, str]
     outcomes: dict[str, str]
     tags: dict[str, str]
@@ -164,7 +165,7 @@ def _find_thresholds(labellings: list[Labelling], settings: LabelSettings) -> _T
         if settings.pool == "rollouts" and part.dataset.source is Source.DEMO:
             continue
         code = np.array([0 if scopes == ["*"] else scopes.index(task) for task in part.index.task], dtype=np.int64)
-        for batch in item.batches():
+        for batch in item.batches(True):
             groups = np.repeat(code[batch.positions], batch.length)
             values = batch.columns["advantage_continuous"]
             if settings.pool == "rollouts" and batch.correction is not None:
@@ -215,7 +216,7 @@ def _write_labels(
     positive = np.zeros(len(part.index.length), dtype=np.int64)
     ties = np.zeros(len(thresholds.scopes), dtype=np.int64)
     corrections = 0
-    for batch in item.batches():
+    for batch in item.batches(False):
         values = batch.columns["advantage_continuous"]
         scope = np.repeat(code[batch.positions], batch.length)
         threshold = thresholds.values[scope]

@@ -178,8 +178,8 @@ def _labelling(part: Part, advantage: AdvantageSettings, source: Sidecar, return
     tags = (source.provenance.notes if source.provenance else {}).get("tags", {})
     return Labelling(
         part=part,
-        batches=lambda: (
-            stored(part, source)
+        batches=lambda only_advantage: (
+            stored(part, source, only_advantage=only_advantage)
             if returns is None
             else computed(
                 part, advantage, rewards=returns, returns=source, values=source, value_column="value_current"

@@ -20,7 +20,7 @@ from regrasp.data.storage import Transaction
 from regrasp.recap.selection import Selection, StageResult, next_command, open_datasets, tell
 from regrasp.rl.returns import FailureReturn, return_table
 
-_ROWS = 1 << 19
+_ROWS = 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ def run(config: ReturnsConfig) -> StageResult:
         SidecarError: The tag exists with another content.
     """
     _check(config)
-    datasets = open_datasets(config)
+    datasets = open_datasets(config, flags=True)
     given = _given_outcomes(config, datasets)
     read = [(dataset, read_outcomes(dataset, given.get(dataset.name), tag=config.outcomes_tag)) for dataset in datasets]
     _refuse_unknown(config, read)

@@ -34,8 +34,12 @@ class StageResult:
     written: list[Path]
 
 
-def open_datasets(selection: Selection) -> list[Dataset]:
-    """Open the datasets of the flags, or of the recipe where no flag names one.
+def open_datasets(selection: Selection, *, flags: bool = False) -> list[Dataset]:
+    """Open the datasets of the flags, or of the recipe where no flag names one, and read their episodes.
+
+    Args:
+        selection: What the user named.
+        flags: Whether the stage needs the recorded success flags.
 
     Raises:
         ConfigError: There are none, or two have the same name.
@@ -69,13 +73,13 @@ def open_datasets(selection: Selection) -> list[Dataset]:
             "Labels are kept by name. Mend: rename a folder, or give each a `name:` in the recipe."
         )
         raise ConfigError(message)
-    _tell_warnings(opened)
+    _tell_warnings(opened, flags=flags)
     return opened
 
 
-def _tell_warnings(datasets: list[Dataset]) -> None:
+def _tell_warnings(datasets: list[Dataset], *, flags: bool) -> None:
     for dataset in datasets:
-        index = dataset.index()
+        index = dataset.index(flags=flags)
         warnings = [problem for problem in index.problems if problem.level == "warning"]
         if warnings:
             more = f" (and {len(warnings) - 1} more; see `regrasp inspect`)" if len(warnings) > 1 else ""
