@@ -90,14 +90,15 @@ class _Scattered(Exception):
     """The files do not hold the rows in order; they have to be sorted first."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Episode:
     number: int
     length: int = 0
     first: int = 0
     task: object = None
     pieces: list[np.ndarray] | None = None
-    digest: "hashlib._Hash" = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
+    hasher: "hashlib._Hash | None" = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
+    digest: bytes = b""
     flags: list[int] = field(default_factory=list)
     task_changes: bool = False
     time_stands: int | None = None
@@ -112,6 +113,11 @@ class _Episode:
                 self.pieces = [np.arange(self.first, self.first + self.length, dtype=np.int64)]
             self.pieces.append(frames.astype(np.int64))
         self.length += len(frames)
+
+    def close(self) -> None:
+        """Take no more rows: keep the digest of the timestamps instead of what makes it."""
+        if self.hasher is not None:
+            self.digest, self.hasher = self.hasher.digest(), None
 
     def odd_frames(self) -> np.ndarray | None:
         if self.pieces is not None:
@@ -229,7 +235,7 @@ def _collect(
         for run, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
             episode = _episode_of(episodes, int(number[start]), int(frame[start]))
             episode.append(frame[start:stop], bool(consecutive[run]))
-            episode.digest.update(stamps[start:stop].tobytes())
+            episode.hasher.update(stamps[start:stop])  # type: ignore[union-attr] - open until the next begins
             episode.task = task[start] if episode.task is None else episode.task
             episode.task_changes |= bool(changes[run]) or episode.task != task[start]
             if stands[run] and episode.time_stands is None:
@@ -250,6 +256,8 @@ def _episode_of(episodes: list[_Episode], number: int, frame: int) -> _Episode:
         return last
     if episodes and episodes[-1].number > number:
         raise _Scattered
+    if episodes:
+        episodes[-1].close()
     episodes.append(_Episode(number))
     return episodes[-1]
 
@@ -304,7 +312,8 @@ def _build(
             odd[episode.number] = frames
         whole.update(f"{episode.number} {episode.length} {task}\n".encode())
         whole.update(b"" if frames is None else frames.tobytes())
-        whole.update(episode.digest.digest())
+        episode.close()
+        whole.update(episode.digest)
     flag = columns["flag"]
     return EpisodeIndex(
         episode_index=np.array([episode.number for episode in episodes], dtype=np.int64),

@@ -1,6 +1,7 @@
 """What a LeRobot dataset says of itself: ``info.json``, tasks and episodes, of v2.1 and v3.0 alike."""
 
 import json
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +23,7 @@ _VIDEO_PATH = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeRow:
     """What the metadata says of one episode."""
 
@@ -188,7 +189,7 @@ def _read_episodes(root: Path, notes: list[str]) -> dict[int, EpisodeRow]:
             continue
         length, tasks = row.pop("length", None), row.pop("tasks", None)
         tasks = [tasks] if isinstance(tasks, str) else tasks or []
-        texts = tuple(str(task) for task in tasks if str(task).strip())
+        texts = tuple(sys.intern(str(task)) for task in tasks if str(task).strip())
         episodes[number] = EpisodeRow(
             episode_index=number, length=None if length is None else int(length), tasks=texts, fields=row
         )
