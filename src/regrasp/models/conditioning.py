@@ -9,7 +9,7 @@ Source: RECAP, arXiv:2511.14759; LeRobot's processor pipeline.
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +24,6 @@ from regrasp.rl.condition import (
     INDICATOR_KEY,
     INDICATORS,
     UNCONDITIONAL,
-    Condition,
-    Negatives,
     conditioned_text,
     hashed_dropout,
 )
@@ -44,23 +42,22 @@ class AdvantageConditionStep(ProcessorStep):
     """The advantages sidecar of the dataset. Read when the first training batch comes, so never on a robot."""
 
     dropout: float = 0.3
-    """Share of training samples without a condition. Set it to 0 for a held-out loss."""
+    """Share of training samples whose text says nothing. Set it to 0 for a held-out loss."""
 
-    negatives: Negatives = "labelled"
-    """What frames labelled negative are trained as."""
+    negatives: str = "labelled"
+    """What frames labelled negative are trained as: labelled, or unconditional."""
 
     seed: int | None = None
     """Leave out the same frames at every visit, chosen by ``index`` and this number. None: torch's random numbers."""
 
-    write: Literal["task", "indicator"] = "task"
-    """Say it in the task text, or in ``observation.advantage`` for a policy that reads no text, such as ``FlowPolicy``.
+    write: str = "task"
+    """task: say it in the task text. indicator: in ``observation.advantage``, for a policy that reads no text.
 
-    ``FlowPolicy`` leaves conditions out by itself, so ``dropout`` is 0 before it, and at inference its own
-    ``condition`` counts.
+    Such a policy, as ``FlowPolicy``, has a dropout of its own, and at inference a condition of its own.
     """
 
-    condition: Condition = "positive"
-    """What to ask for at inference."""
+    condition: str = "positive"
+    """What to ask for at inference: positive, negative or none."""
 
     _table: LabelTable | None = field(default=None, init=False, repr=False)
 
@@ -134,7 +131,7 @@ class AdvantageConditionStep(ProcessorStep):
             raise ConfigError(message)
         if self.negatives == "unconditional":
             found = np.maximum(found, UNCONDITIONAL)
-        if self.dropout > 0.0:
+        if self.write == "task" and self.dropout > 0.0:
             found = np.where(self._left_out(index, len(found)), UNCONDITIONAL, found)
         return found.astype(np.float32)
 

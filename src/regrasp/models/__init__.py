@@ -1,0 +1,1 @@
+"""Networks: the value network, the reference policy, and how a policy hears its condition."""
