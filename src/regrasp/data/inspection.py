@@ -7,17 +7,22 @@ import numpy as np
 
 from regrasp.core.errors import RegraspError
 from regrasp.core.outcome import Source
-from regrasp.data.dataset import Dataset
+from regrasp.data.dataset import Camera, Dataset
 from regrasp.data.index import EpisodeIndex
 from regrasp.data.outcomes import read_outcomes
+from regrasp.data.probe import VideoFacts, probe
 from regrasp.data.problem import Problem, error, warning
 from regrasp.data.sidecar import SCHEMAS, read_provenance
 
 _VALUE_STAGES = ("value fit", "value predict")
+_MEND_VIDEO = (
+    "restore it, or go on without this camera: --cameras with the others, or --cameras none; "
+    "returns, advantages and relabel need no video"
+)
 
 
 def examine(dataset: Dataset) -> dict[str, Any]:
-    """Return everything that `regrasp inspect` shows of one dataset. Reads every data file once; opens no video.
+    """Return everything that `regrasp inspect` shows of one dataset. Reads every data file and every video's header once; decodes nothing.
 
     Returns:
         JSON values: layout, robot, fps, counts, tasks, cameras, outcomes, corrections, sidecars, and ``problems`` with
@@ -57,30 +62,45 @@ def _range(values: np.ndarray) -> dict[str, int]:
 
 def _camera(dataset: Dataset, index: EpisodeIndex, name: str, problems: list[Problem]) -> dict[str, Any]:
     camera = dataset.cameras[name]
-    shown = {"name": name, "key": camera.key, "kind": camera.kind, "codec": camera.codec, "height": camera.height, "width": camera.width}
+    shown: dict[str, Any] = {"name": name, "key": camera.key, "kind": camera.kind, "codec": camera.codec}
+    shown |= {"height": camera.height, "width": camera.width, "missing": []}
     if camera.kind == "image":
         return shown | {"missing": [] if camera.key in dataset.columns else ["the column itself"]}
-    missing: dict[Path, list[int]] = {}
+    files: dict[Path, list[int]] = {}
     unknown = []
-    for number in index.episode_index.tolist():
+    for place, number in enumerate(index.episode_index.tolist()):
         try:
-            path = dataset.video_span(name, number).path
+            files.setdefault(dataset.video_span(name, number).path, []).append(place)
         except RegraspError:
             unknown.append(number)
-            continue
-        if not path.is_file() or path.stat().st_size == 0:
-            missing.setdefault(path, []).append(number)
-    mend = f"restore it, or go on without this camera: --cameras with the others, or --cameras none; {_tabular()}"
-    for path, episodes in missing.items():
-        kind = "is empty (0 bytes)" if path.is_file() else "is missing"
-        problems.append(error(f"the video '{path}' of {name!r} {kind} (episodes {_short(episodes)})", mend, _VALUE_STAGES))
     if unknown:
-        problems.append(error(f"where {name!r} shows the episodes {_short(unknown)} is not said", mend, _VALUE_STAGES))
-    return shown | {"missing": [str(path) for path in missing]}
+        problems.append(error(f"where {name!r} shows the episodes {_short(unknown)} is not said", _MEND_VIDEO, _VALUE_STAGES))
+    for path, places in files.items():
+        facts = probe(path)
+        if facts.trouble is not None:
+            shown["missing"].append(str(path))
+        else:
+            shown |= {"codec": facts.codec, "height": facts.height, "width": facts.width}
+        problems += _video_problems(name, camera, path, facts, index, places)
+    return shown
 
 
-def _tabular() -> str:
-    return "returns, advantages and relabel need no video"
+def _video_problems(
+    name: str, camera: Camera, path: Path, facts: VideoFacts, index: EpisodeIndex, places: list[int]
+) -> list[Problem]:
+    episodes = f"episodes {_short(index.episode_index[places].tolist())}"
+    if facts.trouble is not None:
+        return [error(f"the video '{path}' of {name!r} {facts.trouble} ({episodes})", _MEND_VIDEO, _VALUE_STAGES)]
+    found = []
+    frames = int(index.length[places].sum())
+    if 0 < facts.frames < frames:
+        text = f"the video '{path}' of {name!r} holds {facts.frames} frames, its {episodes} have {frames}"
+        found.append(error(text, _MEND_VIDEO, _VALUE_STAGES))
+    said = (camera.height, camera.width)
+    if None not in said and said != (facts.height, facts.width):
+        text = f"info.json says {name!r} is {said[1]}x{said[0]}, '{path}' is {facts.width}x{facts.height}"
+        found.append(warning(text, "correct info.json; the file counts"))
+    return found
 
 
 def _short(numbers: list[int]) -> str:
