@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from regrasp.collect.collection import episode_seeds
 from regrasp.collect.environments import describe_environment, start_environment
-from regrasp.collect.evaluate import episode_seeds
 from regrasp.collect.experts import CLEAN, MIXES, Demonstrator, ExpertPolicy, Mix, Style, find_mix
 from regrasp.collect.rollout import EpisodeRecord, run_episodes
 from regrasp.core.errors import ConfigError

@@ -1,13 +1,12 @@
 """Success and speed of policies, with intervals, and paired comparisons on the same initial states."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from regrasp.collect.environment import Environment
-from regrasp.collect.rollout import RolloutPolicy, run_episodes
+from regrasp.collect.rollout import EpisodeRecord, RolloutPolicy, run_episodes
 from regrasp.core.errors import ConfigError
 from regrasp.rl.statistics import (
     Interval,
@@ -17,21 +16,6 @@ from regrasp.rl.statistics import (
     throughput_ratio,
     wilson_interval,
 )
-
-_PURPOSES = {"demo": 0, "rollout": 1, "evaluate": 2}
-
-
-def episode_seeds(seed: int, episodes: int, purpose: Literal["demo", "rollout", "evaluate"]) -> list[int]:
-    """Return the seed of each episode of a run.
-
-    Args:
-        seed: the run's seed, at least 0.
-        episodes: how many. A longer run begins with the shorter one's episodes.
-        purpose: runs of different purposes share no initial states, so that no policy is judged on what it learned.
-    """
-    if seed < 0 or episodes < 1:
-        raise ConfigError(f"A run has a seed of at least 0 and at least 1 episode; found {seed} and {episodes}.")
-    return np.random.SeedSequence([seed, _PURPOSES[purpose]]).generate_state(episodes).tolist()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +86,7 @@ def evaluate_policy(
     policy: RolloutPolicy,
     environment: Environment,
     seeds: Sequence[int],
-    *,
-    track: Callable[[Iterable[object]], Iterator[object]] = iter,
+    watch: Callable[[EpisodeRecord], None] = lambda episode: None,
 ) -> Evaluation:
     """Run a policy on given initial states.
 
@@ -112,19 +95,13 @@ def evaluate_policy(
         policy: what acts.
         environment: where.
         seeds: one per episode.
-        track: wraps the episodes as they end, to show progress.
+        watch: is shown each episode as it ends.
     """
     success = np.zeros(len(seeds), bool)
     steps = np.zeros(len(seeds), np.int64)
-    numbered = enumerate(run_episodes(environment, policy, seeds))
-
-    def episodes() -> Iterator[object]:
-        for number, episode in numbered:
-            success[number], steps[number] = episode.success, episode.steps
-            yield episode
-
-    for _ in track(episodes()):
-        pass
+    for number, episode in enumerate(run_episodes(environment, policy, seeds)):
+        success[number], steps[number] = episode.success, episode.steps
+        watch(episode)
     return Evaluation(policy=name, task=environment.spec.name, seeds=np.array(seeds), success=success, steps=steps)
 
 
