@@ -14,12 +14,15 @@ from pathlib import Path
 from regrasp.core.errors import ConfigError, RegraspError, listing, nearest
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
+    "demos": ("regrasp.recap.collect_stages", "DemosConfig", "record demonstrations of scripted experts"),
     "inspect": ("regrasp.recap.inspect", "InspectConfig", "say what a dataset holds and what is wrong with it"),
     "returns": ("regrasp.recap.returns", "ReturnsConfig", "a return for every frame, from outcomes"),
     "value fit": ("regrasp.recap.value_fit", "ValueFitConfig", "train a value model on returns"),
     "value predict": ("regrasp.recap.value_predict", "ValuePredictConfig", "a value for every frame"),
     "advantages": ("regrasp.recap.advantages", "AdvantagesConfig", "an advantage and a label for every frame"),
     "relabel": ("regrasp.recap.relabel", "RelabelConfig", "new labels from stored values"),
+    "rollout": ("regrasp.recap.collect_stages", "RolloutConfig", "record a policy's own episodes, with outcomes"),
+    "evaluate": ("regrasp.recap.collect_stages", "EvaluateConfig", "success and speed of policies, with intervals"),
 }
 """Each command's module, its settings and what it does, in the order of the loop."""
 
