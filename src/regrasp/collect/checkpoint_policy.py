@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +94,8 @@ class CheckpointPolicy:
             config: Any = PreTrainedConfig.from_pretrained(path)
             config.device = device
             _apply(config, sampling or Sampling(), path)
-            self._policy: Any = get_policy_class(config.type).from_pretrained(path, config=config).eval()
+            with redirect_stdout(sys.stderr):  # LeRobot prints what it loads
+                self._policy: Any = get_policy_class(config.type).from_pretrained(path, config=config).eval()
             overrides = {"device_processor": {"device": device}}
             self._before, self._after = make_pre_post_processors(
                 config, pretrained_path=str(path), preprocessor_overrides=overrides

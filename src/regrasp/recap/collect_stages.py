@@ -301,10 +301,11 @@ def _already(recording: Recording) -> StageResult:
 def _one_sided(won: Iterable[bool]) -> list[str]:
     """Say it when the outcomes carry no signal."""
     kinds = set(won)
-    if len(kinds) > 1:
-        return []
-    kind = "succeeded" if True in kinds else "failed"
-    return [f"Every rollout {kind}: labels from these alone tell fast from slow, and not success from failure."]
+    if kinds == {True}:
+        return ["Every rollout succeeded: labels from these alone tell fast from slow, not success from failure."]
+    if kinds == {False}:
+        return ["Every rollout failed: their outcomes give labels no signal. Add demonstrations or a better policy's."]
+    return []
 
 
 def _digest(value: object) -> str:
