@@ -97,7 +97,7 @@ def within(radius: float, scale: Vector = (1.0, 1.0, 1.0), offset: Vector = ORIG
 
 def axis_within(axis: int, distance: float) -> Rule:
     """The first object is at most ``distance`` metres from the target along one axis."""
-    return lambda scene: abs(scene.target[axis] - scene.observation[4 + axis]) <= distance
+    return lambda scene: bool(abs(scene.target[axis] - scene.observation[4 + axis]) <= distance)
 
 
 def fingertips_within(radius: float) -> Rule:
@@ -112,7 +112,7 @@ def _basketball(scene: Scene) -> bool:
 
 def _nut_on_peg(scene: Scene) -> bool:
     error = scene.target - scene.site("RoundNut")
-    return sqrt(error[0] ** 2 + error[1] ** 2) < 0.02 and error[2] > 0.0
+    return bool(sqrt(error[0] ** 2 + error[1] ** 2) < 0.02 and error[2] > 0.0)
 
 
 def _lid_on_box(scene: Scene) -> bool:
