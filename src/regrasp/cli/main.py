@@ -55,7 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        print(f"InternalError: {type(error).__name__}: {error}. This is a defect of Regrasp; --debug shows where.", file=sys.stderr)
+        print(
+            f"InternalError: {type(error).__name__}: {error}. This is a defect of Regrasp; --debug shows where.",
+            file=sys.stderr,
+        )
         return 1
 
 
@@ -82,7 +85,10 @@ def _command_of(words: list[str]) -> tuple[str, list[str]]:
             return name, words[length:]
     family = [name for name in COMMANDS if name.startswith(f"{words[0]} ")]
     if family:
-        message = f"`regrasp {words[0]}` needs one of: {listing(n.split(' ')[1] for n in family)}; found {listing(words[1:2]) or 'nothing'}."
+        message = (
+            f"`regrasp {words[0]}` needs one of: {listing(n.split(' ')[1] for n in family)}; found "
+            f"{listing(words[1:2]) or 'nothing'}."
+        )
         raise ConfigError(message)
     message = f"There is no command {words[0]!r}.{nearest(words[0], COMMANDS)} Known are: {listing(COMMANDS, 20)}."
     raise ConfigError(message)
@@ -107,8 +113,9 @@ def parse[C](command: str, config_type: type[C], words: list[str]) -> C:
     """
     import tyro
 
+    _refuse_repeated(words)
     default = _recipe_defaults(command, config_type, words)
-    return tyro.cli(config_type, args=words, prog=f"regrasp {command}", default=default)
+    return typing.cast(C, tyro.cli(config_type, args=words, prog=f"regrasp {command}", default=default))
 
 
 def _recipe_defaults[C](command: str, config_type: type[C], words: list[str]) -> C | None:
@@ -127,10 +134,13 @@ def _recipe_defaults[C](command: str, config_type: type[C], words: list[str]) ->
     for key, value in section.items():
         name = key.replace("-", "_")
         if name not in fields:
-            message = f"The recipe '{path}' has the unknown key {key!r} for `{command}`.{nearest(name, fields)} Known are: {listing(fields, 30)}."
+            message = (
+                f"The recipe '{path}' has the unknown key {key!r} for `{command}`.{nearest(name, fields)} Known are: "
+                f"{listing(fields, 30)}."
+            )
             raise ConfigError(message)
         try:
-            values[name] = TypeAdapter(types[name]).validate_python(value)
+            values[name] = _beside(Path(path), TypeAdapter(types[name]).validate_python(value))
         except ValidationError as error:
             message = f"The recipe '{path}', {command}.{key}: {error.errors()[0]['msg']}; found {value!r}."
             raise ConfigError(message) from None
@@ -138,6 +148,25 @@ def _recipe_defaults[C](command: str, config_type: type[C], words: list[str]) ->
         if name not in values and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             values[name] = tyro.MISSING
     return config_type(**values)
+
+
+def _beside(recipe: Path, value: object) -> object:
+    """A setting of a recipe; its paths start, like its datasets', from the recipe's own folder."""
+    if isinstance(value, Path):
+        return recipe.parent / value.expanduser()
+    return tuple(_beside(recipe, one) for one in value) if isinstance(value, tuple) else value
+
+
+def _refuse_repeated(words: list[str]) -> None:
+    """Of a flag that is given twice the parser would take the last, and leave out the other's datasets unsaid."""
+    flags = [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")]
+    repeated = next((flag for flag in flags if flags.count(flag) > 1), None)
+    if repeated is not None:
+        message = (
+            f"{repeated} is given {flags.count(repeated)} times. Mend: give it once; one that takes several values "
+            f"takes them all: {repeated} A B."
+        )
+        raise ConfigError(message)
 
 
 def _value_of(flag: str, words: list[str]) -> str | None:

@@ -83,9 +83,8 @@ class ScaleSet:
     def for_rows(self, tasks: list[str], lengths: np.ndarray) -> ReturnScale:
         """Return one scale for every frame of episodes with these tasks and lengths, one after the other."""
         scales = [self.for_task(task) for task in tasks]
-        return ReturnScale(
-            np.repeat([scale.low for scale in scales], lengths), np.repeat([scale.high for scale in scales], lengths)
-        )
+        low, high = [float(scale.low) for scale in scales], [float(scale.high) for scale in scales]
+        return ReturnScale(np.repeat(low, lengths), np.repeat(high, lengths))
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form that provenance and checkpoints hold."""

@@ -40,6 +40,7 @@ class Transaction:
     def __init__(self) -> None:
         """Start with no file."""
         self._prepared: list[_Prepared] = []
+        self._made: list[Path] = []
 
     def __enter__(self) -> Self:
         """Return the transaction."""
@@ -57,14 +58,19 @@ class Transaction:
     def create(self, target: Path) -> BinaryIO:
         """Return an open file whose content becomes ``target`` on commit. The directory is made if it is missing."""
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            self._make_directory(target.parent)
             prepared = _prepare(target)
         except OSError as error:
             raise _storage_error(error, target.parent) from error
         self._prepared.append(prepared)
         return prepared.handle
 
-    def commit(self, guard: Callable[[], None] | None = None) -> list[Path]:
+    def _make_directory(self, directory: Path) -> None:
+        missing = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+        directory.mkdir(parents=True, exist_ok=True)
+        self._made += reversed(missing)
+
+    def commit(self, guard: Callable[[], object] | None = None) -> list[Path]:
         """Publish every file: contents are on disk before any name changes.
 
         Args:
@@ -89,6 +95,7 @@ class Transaction:
                 raise
             raise _storage_error(error, self._prepared[-1].target.parent) from error
         published = [prepared.target for prepared in self._prepared]
+        self._made = []
         self._discard()
         return published
 
@@ -98,7 +105,10 @@ class Transaction:
                 prepared.handle.close()
             if prepared.temporary is not None:
                 prepared.temporary.unlink(missing_ok=True)
-        self._prepared = []
+        for directory in reversed(self._made):
+            with contextlib.suppress(OSError):  # of another process, which has put something there
+                directory.rmdir()
+        self._prepared, self._made = [], []
 
 
 def write_bytes_atomic(target: Path, content: bytes) -> None:
@@ -197,6 +207,8 @@ class Spool:
         try:
             self._groups.write(groups.astype(np.int32).tobytes())
             self._values.write(values.astype(np.float64).tobytes())
+            self._groups.flush()
+            self._values.flush()
         except OSError as error:
             raise _storage_error(error, Path(tempfile.gettempdir())) from error
         counts = np.bincount(groups, minlength=len(self.counts))
@@ -208,7 +220,10 @@ class Spool:
         self._groups.seek(0)
         self._values.seek(0)
         while groups := self._groups.read(4 * self._ROWS):
-            yield np.frombuffer(groups, dtype=np.int32), np.frombuffer(self._values.read(8 * self._ROWS), dtype=np.float64)
+            yield (
+                np.frombuffer(groups, dtype=np.int32),
+                np.frombuffer(self._values.read(8 * self._ROWS), dtype=np.float64),
+            )
 
     def close(self) -> None:
         """Give the space back."""

@@ -1,5 +1,6 @@
 """Stage 3: an advantage and a label for every frame, from rewards and values."""
 
+import shlex
 from dataclasses import dataclass
 
 from regrasp.core.scale import ScaleScope
@@ -13,19 +14,12 @@ from regrasp.recap.frames import (
     common_discount,
     common_scales,
     computed,
+    correction_columns,
     kept_positions,
 )
-from regrasp.recap.labelling import (
-    Labelling,
-    LabelSettings,
-    Pool,
-    check_ranges,
-    label_datasets,
-    outcomes_of,
-    resolve_pool,
-    same_scale,
-)
+from regrasp.recap.labelling import check_ranges, label_datasets, outcomes_of, same_scale
 from regrasp.recap.selection import Selection, StageResult, next_command, open_datasets
+from regrasp.recap.thresholds import Labelling, LabelSettings, Pool, resolve_pool
 from regrasp.rl.labels import Ties
 
 
@@ -89,18 +83,18 @@ def run(config: AdvantagesConfig) -> StageResult:
     for dataset, sidecar in returns:
         check_source(dataset, sidecar)
     scales, where = common_scales(returns, config.scale)
+    discount = common_discount(returns, config.gamma)
     advantage = AdvantageSettings(
-        lookahead=config.lookahead,
-        discount=common_discount(returns, config.gamma),
-        discount_next_value=config.discount_next_value,
+        lookahead=config.lookahead, discount=discount, discount_next_value=config.discount_next_value
     )
     labellings = []
-    for (dataset, reward), value in zip(returns, values, strict=True):
+    corrections = correction_columns(datasets, config.correction_column)
+    for (dataset, reward), value, correction in zip(returns, values, corrections, strict=True):
         part = Part(
             dataset=dataset,
             keep=kept_positions(dataset, reward.excluded),
             scales=scales,
-            correction_column=dataset.correction_column(config.correction_column),
+            correction_column=correction,
             rows=config.chunk_rows,
         )
         same_scale(part, value)
@@ -122,8 +116,12 @@ def run(config: AdvantagesConfig) -> StageResult:
         overwrite=config.overwrite,
         dry_run=config.dry_run,
     )
-    head = f"N {config.lookahead}, gamma {advantage.discount:g}, pool: {settings.pool}{' (auto)' if config.pool == 'auto' else ''}, scale from {where}"
-    following = next_command("relabel", datasets, config, f"--source {config.tag} --tag NEW --positive-fraction 0.2")
+    head = (
+        f"N {config.lookahead}, gamma {discount:g}, pool: "
+        f"{settings.pool}{' (auto)' if config.pool == 'auto' else ''}, scale from {where}"
+    )
+    flags = f"--source {shlex.quote(config.tag)} --tag NEW --positive-fraction 0.2"
+    following = next_command("relabel", datasets, config, flags)
     return StageResult(lines=[head, *result.lines, f"Other thresholds: {following}"], written=result.written)
 
 

@@ -6,22 +6,23 @@ from functools import cached_property
 
 import numpy as np
 
-from regrasp.core.errors import ConfigError, NonFiniteData, SidecarError, listing
+from regrasp.core.errors import ConfigError, NonFiniteData, SidecarError, listing, nearest
 from regrasp.core.scale import ReturnScale, ScaleScope, ScaleSet
 from regrasp.data.columns import ColumnStream
 from regrasp.data.dataset import Dataset
 from regrasp.data.index import EpisodeIndex
 from regrasp.data.sidecar import Sidecar
 from regrasp.recap.returns import episode_batches
+from regrasp.recap.selection import tell
 from regrasp.rl.advantage import discount_factor, lookahead_sums
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageSettings:
-    """What an advantage depends on besides rewards and values."""
+    """What an advantage depends on besides rewards and values; None where a file that holds advantages does not say."""
 
-    lookahead: int
-    discount: float
+    lookahead: int | None
+    discount: float | None
     discount_next_value: bool
 
 
@@ -52,6 +53,11 @@ class Part:
         """The dataset's episodes."""
         return self.dataset.index()
 
+    @cached_property
+    def tasks(self) -> list[str]:
+        """The tasks of the episodes that get labels, sorted."""
+        return sorted({self.index.task[position] for position in self.keep})
+
     def batches(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield (positions, lengths) of about ``rows`` frames."""
         for batch in episode_batches(self.index.length[self.keep], self.rows):
@@ -74,7 +80,10 @@ class Part:
 
 def _flags(values: np.ndarray, dataset: Dataset, name: str) -> np.ndarray:
     if values.dtype == object or values.ndim > 1 or not np.isin(values, (0, 1)).all():
-        message = f"'{dataset.path}' has values other than 0 and 1 (or true and false) in {name!r}, which marks corrections. Mend: name another column with --correction-column, or correct this one."
+        message = (
+            f"'{dataset.path}' has values other than 0 and 1 (or true and false) in {name!r}, which marks corrections. "
+            "Mend: name another column with --correction-column, or correct this one."
+        )
         raise SidecarError(message)
     return values.astype(bool)
 
@@ -92,6 +101,7 @@ def computed(
         values: The sidecar that holds the values, in the unit.
         value_column: Its column, ``value`` or ``value_current``.
     """
+    assert settings.lookahead is not None and settings.discount is not None
     same = rewards is returns
     reward_rows = rewards.stream(["reward", "return"] if same else ["reward"], part.keep)
     return_rows = reward_rows if same else returns.stream(["return"], part.keep)
@@ -149,7 +159,10 @@ def _check_finite(part: Part, positions: np.ndarray, columns: dict[str, np.ndarr
         bad = ~np.isfinite(values)
         if bad.any():
             episode, frame = part.index.keys(positions)
-            message = f"The {name} of '{part.dataset.name}', episode {episode[bad][0]}, frame {frame[bad][0]}, is {values[bad][0]}. Mend: make that sidecar again."
+            message = (
+                f"The {name} of '{part.dataset.name}', episode {episode[bad][0]}, frame {frame[bad][0]}, is "
+                f"{values[bad][0]}. Mend: make that sidecar again."
+            )
             raise NonFiniteData(message)
 
 
@@ -159,11 +172,34 @@ def kept_positions(dataset: Dataset, excluded: set[int]) -> np.ndarray:
     return np.flatnonzero(~np.isin(numbers, list(excluded))).astype(np.int64)
 
 
+def correction_columns(datasets: list[Dataset], chosen: str | None) -> list[str | None]:
+    """The column that marks each dataset's corrections: ``chosen``, or the known one that it has, or None.
+
+    Raises:
+        ConfigError: No dataset has ``chosen``.
+    """
+    found = [dataset.correction_column(chosen) for dataset in datasets]
+    if chosen is not None and not any(found):
+        known = list(dict.fromkeys(name for dataset in datasets for name in dataset.columns))
+        message = (
+            f"--correction-column {chosen}, but no dataset of the run has this column.{nearest(chosen, known)} "
+            f"They have: {listing(known, 20)}."
+        )
+        raise ConfigError(message)
+    for dataset, column in zip(datasets, found, strict=True):
+        if chosen is not None and column is None:
+            tell(f"{dataset.name}: has no column {chosen!r}, so none of its frames counts as a correction")
+    return found
+
+
 def check_source(dataset: Dataset, sidecar: Sidecar) -> None:
     """Refuse a sidecar that was made when its dataset counted as something else."""
     made_as = sidecar.provenance.config.get("source") if sidecar.provenance else None
     if made_as is not None and made_as != dataset.source:
-        message = f"'{sidecar.path}' was made with '{dataset.name}' as {made_as}, and it is now given as {dataset.source}. Mend: give it as {made_as}, or run `{sidecar.command}` again with --overwrite."
+        message = (
+            f"'{sidecar.path}' was made with '{dataset.name}' as {made_as}, and it is now given as {dataset.source}. "
+            f"Mend: give it as {made_as}, or run `{sidecar.command}` again with --overwrite."
+        )
         raise SidecarError(message)
 
 
@@ -177,23 +213,33 @@ def common_scales(sidecars: list[tuple[Dataset, Sidecar]], wanted: ScaleScope | 
         SidecarError: Two datasets were scaled differently.
         ConfigError: ``wanted`` is not how the returns were scaled.
     """
-    known = [(dataset, s, ScaleSet.from_json(s.provenance.scale)) for dataset, s in sidecars if s.provenance and s.provenance.scale]
+    known = [
+        (dataset, s, ScaleSet.from_json(s.provenance.scale))
+        for dataset, s in sidecars
+        if s.provenance and s.provenance.scale
+    ]
     if len(known) < len(sidecars):
         return _scales_from_returns(sidecars, wanted or "global")
     merged = ScaleSet(known[0][2].scope, {})
     for dataset, sidecar, scales in known:
         if wanted is not None and scales.scope != wanted:
-            message = f"--scale {wanted}, but '{sidecar.path}' was scaled per {scales.scope}. Mend: run `regrasp returns --scale {wanted}` again, or leave --scale out."
+            message = (
+                f"--scale {wanted}, but '{sidecar.path}' was scaled per {scales.scope}. Mend: run `regrasp returns "
+                f"--scale {wanted}` again, or leave --scale out."
+            )
             raise ConfigError(message)
         for task, scale in scales.scales.items():
             if scales.scope != merged.scope or merged.scales.setdefault(task, scale) != scale:
-                message = f"The returns of '{dataset.name}' and of '{known[0][0].name}' were made in different runs: their scales differ. Mend: run `regrasp returns` over all datasets of this run together."
+                message = (
+                    f"The returns of '{dataset.name}' and of '{known[0][0].name}' were made in different runs: their "
+                    "scales differ. Mend: run `regrasp returns` over all datasets of this run together."
+                )
                 raise SidecarError(message)
     return merged, "the returns"
 
 
 def _scales_from_returns(sidecars: list[tuple[Dataset, Sidecar]], scope: ScaleScope) -> tuple[ScaleSet, str]:
-    """low is the least return in the scope and high is 0, or the greatest return where that is above 0."""
+    """Low is the least return in the scope and high is 0, or the greatest return where that is above 0."""
     bounds: dict[str, tuple[float, float]] = {}
     for dataset, sidecar in sidecars:
         index, keep = dataset.index(), kept_positions(dataset, sidecar.excluded)
@@ -217,16 +263,22 @@ def common_discount(sidecars: list[tuple[Dataset, Sidecar]], wanted: float | Non
     known = [value for value in found if value is not None]
     if len(known) > 1 or (wanted is not None and known and known[0] != wanted):
         said = listing(f"{value:g} in '{found[value].path}'" for value in known)
-        message = f"The returns were made with gamma {said}{f', and --gamma is {wanted:g}' if wanted is not None else ''}. Mend: run `regrasp returns` over all datasets with one gamma."
+        message = (
+            f"The returns were made with gamma {said}{f', and --gamma is {wanted:g}' if wanted is not None else ''}. "
+            "Mend: run `regrasp returns` over all datasets with one gamma."
+        )
         raise ConfigError(message)
     if not known and wanted is None:
-        message = f"'{sidecars[0][1].path}' does not say its discount, and it cannot be told from its rows. Mend: give --gamma."
+        message = (
+            f"'{sidecars[0][1].path}' does not say its discount, and it cannot be told from its rows. Mend: give "
+            "--gamma."
+        )
         raise ConfigError(message)
     return wanted if wanted is not None else known[0]
 
 
 def _discount(dataset: Dataset, sidecar: Sidecar) -> float | None:
-    """gamma from the provenance, else from G_t = r_t + gamma G_{t+1} over the first episode that tells."""
+    """Gamma from the provenance, else from G_t = r_t + gamma G_{t+1} over the first episode that tells."""
     if sidecar.provenance is not None and "gamma" in sidecar.provenance.config:
         return float(sidecar.provenance.config["gamma"])
     index, keep = dataset.index(), kept_positions(dataset, sidecar.excluded)

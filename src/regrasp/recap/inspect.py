@@ -38,7 +38,11 @@ def run(config: InspectConfig) -> InspectResult:
     """Examine every dataset; one that cannot be opened is reported like the others' problems."""
     reports = [_examined(path, config.sidecars) for path in config.datasets]
     blocked = any(problem["level"] == "error" for report in reports for problem in report["problems"])
-    lines = [json.dumps(reports, indent=2, ensure_ascii=False)] if config.json else [line for r in reports for line in _page(r)]
+    lines = (
+        [json.dumps(reports, indent=2, ensure_ascii=False)]
+        if config.json
+        else [line for r in reports for line in _page(r)]
+    )
     return InspectResult(lines=lines, exit_code=2 if blocked else 0)
 
 
@@ -58,7 +62,7 @@ def _page(report: dict[str, Any]) -> list[str]:
         lengths = report["episode_frames"]
         spread = f" ({lengths['least']} to {lengths['most']} an episode, median {lengths['median']})" if lengths else ""
         lines += [
-            f"  layout       {report['layout']}, robot {report['robot'] or 'not said'}, {report['fps']:g} frames per second",
+            f"  layout       {report['layout']}, robot {report['robot'] or 'not said'}, {report['fps']:g} frames/s",
             f"  episodes     {report['episodes']}, {report['frames']} frames{spread}",
             f"  state        {report['state'] or 'none'}",
             *_tasks(report["tasks"]),

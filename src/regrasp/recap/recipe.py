@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from regrasp.core.errors import ConfigError, listing, nearest
 
@@ -24,9 +25,22 @@ class DatasetEntry(BaseModel):
 
     dataset_path: str
     type: str
-    weight: float = Field(default=1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     keys: dict[str, str] = Field(default_factory=dict)
-    name: str | None = None
+    name: str | None = Field(default=None, pattern=r"^[^/\\\x00-\x1f]+$")
+
+
+class ValueSections(BaseModel):
+    """The settings of the two steps of the value model, under ``value:``.
+
+    Attributes:
+        fit, predict: Settings, named as the flags with underscores.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    fit: dict[str, Any] = Field(default_factory=dict)
+    predict: dict[str, Any] = Field(default_factory=dict)
 
 
 class Recipe(BaseModel):
@@ -34,29 +48,32 @@ class Recipe(BaseModel):
 
     Attributes:
         train_data_paths: The datasets.
-        returns, value, advantages, relabel: Settings, named as the stages' flags with underscores.
+        returns, advantages, relabel: Settings, named as the stages' flags with underscores.
+        value: The settings of ``value fit`` and ``value predict``, in two sections.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     train_data_paths: list[DatasetEntry] = Field(default_factory=list)
     returns: dict[str, Any] = Field(default_factory=dict)
-    value: dict[str, Any] = Field(default_factory=dict)
+    value: ValueSections = Field(default_factory=ValueSections)
     advantages: dict[str, Any] = Field(default_factory=dict)
     relabel: dict[str, Any] = Field(default_factory=dict)
 
     def section(self, command: str) -> dict[str, Any]:
         """The settings of a command such as ``returns`` or ``value fit``."""
-        stage, _, step = command.partition(" ")
-        settings = getattr(self, stage, {})
-        return settings.get(step, {}) if step else settings
+        found: Any = self
+        for name in command.split(" "):
+            found = getattr(found, name, {})
+        return found
 
 
 def read_recipe(path: Path) -> Recipe:
     """Read a recipe.
 
     Raises:
-        ConfigError: It is missing, is not YAML, or has a key or value that is not understood; the nearest known key is named.
+        ConfigError: It is missing, is not YAML, or has a key (the nearest known one is named) or value that is not
+            understood.
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -72,7 +89,13 @@ def read_recipe(path: Path) -> Recipe:
     data = content.pop("data", None)
     if data is not None:  # RLinf nests the datasets one level deeper
         if not isinstance(data, dict) or set(data) != {"train_data_paths"}:
-            message = f"Under `data:`, the recipe '{path}' may have train_data_paths only; found {listing(data or [])}. Mend: write the stages' settings under `returns:`, `value:` and `advantages:`."
+            message = (
+                f"Under `data:`, the recipe '{path}' may have train_data_paths only; found {_found(data)}. "
+                "Mend: write the stages' settings under `returns:`, `value:` and `advantages:`."
+            )
+            raise ConfigError(message)
+        if "train_data_paths" in content:
+            message = f"The recipe '{path}' has train_data_paths twice, once of them under `data:`. Mend: keep one."
             raise ConfigError(message)
         content |= data
     try:
@@ -85,7 +108,20 @@ def _explain(path: Path, error: ValidationError) -> str:
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        known = DatasetEntry.model_fields if len(first["loc"]) > 1 else Recipe.model_fields
-        key = str(first["loc"][-1])
-        return f"The recipe '{path}' has the unknown key {place!r}.{nearest(key, known)} Known are: {listing(known, 12)}."
-    return f"The recipe '{path}', at {place!r}: {first['msg']}; found {first['input']!r}."
+        key, known = str(first["loc"][-1]), _siblings(first)
+        return (
+            f"The recipe '{path}' has the unknown key {place!r}.{nearest(key, known)} Known are: {listing(known, 12)}."
+        )
+    return f"The recipe '{path}', at {place!r}: {first['msg']}; found {_found(first['input'])}."
+
+
+def _siblings(unknown: ErrorDetails) -> list[str]:
+    """The keys that are known where an unknown one stands."""
+    holders: dict[str | int, type[BaseModel]] = {"train_data_paths": DatasetEntry, "value": ValueSections}
+    return list(holders.get(unknown["loc"][0] if len(unknown["loc"]) > 1 else "", Recipe).model_fields)
+
+
+def _found(value: object) -> str:
+    if isinstance(value, dict):
+        return listing(map(str, value)) or "nothing"
+    return "nothing" if value is None else repr(value)

@@ -18,19 +18,13 @@ from regrasp.recap.frames import (
     common_discount,
     common_scales,
     computed,
+    correction_columns,
     kept_positions,
     stored,
 )
-from regrasp.recap.labelling import (
-    Labelling,
-    LabelSettings,
-    Pool,
-    check_ranges,
-    label_datasets,
-    outcomes_of,
-    resolve_pool,
-)
+from regrasp.recap.labelling import check_ranges, label_datasets, outcomes_of
 from regrasp.recap.selection import Selection, StageResult, open_datasets
+from regrasp.recap.thresholds import Labelling, LabelSettings, Pool, resolve_pool
 from regrasp.rl.labels import Ties
 
 
@@ -97,7 +91,9 @@ def run(config: RelabelConfig) -> StageResult:
     for dataset, sidecar in sources:
         check_source(dataset, sidecar)
     before = _before(config, sources)
-    wanted = {name: getattr(config, name) if getattr(config, name) is not None else before.get(name) for name in _SETTINGS}
+    wanted: dict[str, Any] = {
+        name: getattr(config, name) if getattr(config, name) is not None else before.get(name) for name in _SETTINGS
+    }
     if wanted["positive_fraction"] is None:
         message = f"'{sources[0][1].path}' does not say its positive fraction. Mend: give --positive-fraction."
         raise ConfigError(message)
@@ -127,24 +123,39 @@ def run(config: RelabelConfig) -> StageResult:
         overwrite=config.overwrite,
         dry_run=config.dry_run,
     )
-    how = f"advantages computed again with N {advantage.lookahead}, gamma {advantage.discount:g}" if recompute else "advantages as they were"
-    return StageResult(lines=[f"From {config.source}: {how}, pool: {settings.pool}", *result.lines], written=result.written)
+    how = (
+        f"advantages computed again with N {advantage.lookahead}, gamma {advantage.discount:g}"
+        if recompute
+        else "advantages as they were"
+    )
+    return StageResult(
+        lines=[f"From {config.source}: {how}, pool: {settings.pool}", *result.lines], written=result.written
+    )
 
 
 _SETTINGS = ("positive_fraction", "lookahead", "gamma", *_DEFAULTS)
 
 
 def _before(config: RelabelConfig, sources: list[tuple[Dataset, Sidecar]]) -> dict[str, Any]:
-    """The settings that the source was made with, as far as it says."""
-    settings = dict(_DEFAULTS)
+    """The settings that the source was made with, as far as it says; None where datasets differ and a flag decides."""
+    settings: dict[str, Any] = {}
     for dataset, sidecar in sources:
         if sidecar.provenance is not None:
             found = {name: sidecar.provenance.config[name] for name in _SETTINGS if name in sidecar.provenance.config}
         else:
             tag = (read_mixture(dataset).get("tags") or {}).get(config.source) or {}
             found = {"positive_fraction": tag["positive_quantile"]} if "positive_quantile" in tag else {}
-        settings |= found
-    return settings
+        for name, value in found.items():
+            if settings.setdefault(name, value) == value:
+                continue
+            if getattr(config, name) is None:
+                message = (
+                    f"The labels tagged {config.source!r} were made in different runs: {name} is {settings[name]} in "
+                    f"'{sources[0][1].path}' and {value} in '{sidecar.path}'. Mend: label all in one run first."
+                )
+                raise SidecarError(message)
+            settings[name] = None
+    return _DEFAULTS | settings
 
 
 def _labellings(
@@ -161,13 +172,14 @@ def _labellings(
         lookahead=wanted["lookahead"], discount=wanted["gamma"], discount_next_value=wanted["discount_next_value"]
     )
     made = []
+    corrections = correction_columns([dataset for dataset, _ in sources], config.correction_column)
     for place, (dataset, source) in enumerate(sources):
-        correction = config.correction_column or (source.provenance.config.get("correction_column") if source.provenance else None)
+        recorded = source.provenance.config.get("correction_column") if source.provenance else None
         part = Part(
             dataset=dataset,
             keep=kept_positions(dataset, source.excluded),
             scales=scales,
-            correction_column=dataset.correction_column(correction),
+            correction_column=corrections[place] if config.correction_column else recorded or corrections[place],
             rows=config.chunk_rows,
         )
         made.append(_labelling(part, advantage, source, returns[place] if returns else None))
@@ -181,9 +193,7 @@ def _labelling(part: Part, advantage: AdvantageSettings, source: Sidecar, return
         batches=lambda only_advantage: (
             stored(part, source, only_advantage=only_advantage)
             if returns is None
-            else computed(
-                part, advantage, rewards=returns, returns=source, values=source, value_column="value_current"
-            )
+            else computed(part, advantage, rewards=returns, returns=source, values=source, value_column="value_current")
         ),
         inputs={"source": source.id, **({"returns": returns.id} if returns is not None else {})},
         outcomes=outcomes_of(source) or recorded_outcomes(part.dataset),
@@ -198,7 +208,10 @@ def _scales(sources: list[tuple[Dataset, Sidecar]]) -> ScaleSet:
     found = {_shown_scale(dataset, sidecar) for dataset, sidecar in sources}
     low = min(found)
     if max(found) - low > 1e-6 * abs(low):
-        message = f"The sources were scaled differently ({low:g} and {max(found):g} at the lower end), so they cannot share thresholds. Mend: label all datasets in one run first."
+        message = (
+            f"The sources were scaled differently ({low:g} and {max(found):g} at the lower end), so they cannot share "
+            "thresholds. Mend: label all datasets in one run first."
+        )
         raise SidecarError(message)
     return ScaleSet.single(ReturnScale(low, 0.0))
 
@@ -216,7 +229,10 @@ def _shown_scale(dataset: Dataset, source: Sidecar) -> float:
         ratios.append(raw[unit != 0] / unit[unit != 0])
     ratio = np.concatenate(ratios)
     if not len(ratio) or ratio.min() <= 0 or np.ptp(ratio) > 1e-6 * ratio.max():
-        message = f"'{source.path}' does not say its return scale, and its rows do not show one that ends at 0. Mend: run `regrasp advantages` from its returns and values."
+        message = (
+            f"'{source.path}' does not say its return scale, and its rows do not show one that ends at 0. Mend: run "
+            "`regrasp advantages` from its returns and values."
+        )
         raise SidecarError(message)
     return -round(float(np.median(ratio)), 6)
 

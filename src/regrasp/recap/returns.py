@@ -1,6 +1,7 @@
 """Stage 1: a reward and a return for every frame, from the frames to the end and the outcome."""
 
 import datetime
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,6 +22,8 @@ from regrasp.recap.selection import Selection, StageResult, next_command, open_d
 from regrasp.rl.returns import FailureReturn, return_table
 
 _ROWS = 1 << 18
+_MOST_FRAMES = 1 << 24
+"""Up to here, float32 tells one frame from the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +94,12 @@ def run(config: ReturnsConfig) -> StageResult:
     plans = [(part, _provenance(config, part, tables, scales)) for part in parts]
     lines = _summary(parts, tables, scales)
     paths = [sidecar_path(part.dataset, "returns", config.tag) for part in parts]
-    same = [existing_is_same(p, prov, overwrite=config.overwrite) for p, (_, prov) in zip(paths, plans, strict=True)]
-    if config.dry_run or all(same):
+
+    def all_there() -> bool:
+        pairs = zip(paths, plans, strict=True)
+        return all([existing_is_same(path, made, overwrite=config.overwrite) for path, (_, made) in pairs])
+
+    if (all_there() and not config.update_meta) or config.dry_run:
         verb = "Would write" if config.dry_run else "Already there, and the same:"
         return StageResult(lines=[*lines, f"{verb} {listing(map(str, paths))}"], written=[])
     with Transaction() as transaction:
@@ -102,9 +109,8 @@ def run(config: ReturnsConfig) -> StageResult:
             writer.close(provenance)
             if config.update_meta:
                 write_stats(transaction, part.dataset, provenance.statistics)
-        guard = [(path, prov) for path, (_, prov) in zip(paths, plans, strict=True)]
-        transaction.commit(lambda: [existing_is_same(p, v, overwrite=config.overwrite) for p, v in guard] and None)
-    following = next_command("value fit", datasets, config, f"--returns {config.tag} --output runs/value")
+        transaction.commit(all_there)
+    following = next_command("value fit", datasets, config, f"--returns {shlex.quote(config.tag)} --output runs/value")
     return StageResult(lines=[*lines, f"Wrote {listing(map(str, paths))}", f"Next: {following}"], written=paths)
 
 
@@ -113,8 +119,10 @@ def _check(config: ReturnsConfig) -> None:
         message = f"--gamma lies in [0, 1]; found {config.gamma}."
         raise ConfigError(message)
     penalty = config.failure_penalty
-    if penalty != "task_horizon" and not (np.isfinite(penalty) and penalty >= 0):
-        message = f"--failure-penalty is a number of frames, 0 or more, or task_horizon; found {penalty}."
+    if penalty != "task_horizon" and not 0 <= penalty <= _MOST_FRAMES:
+        message = (
+            f"--failure-penalty is a number of frames from 0 to {_MOST_FRAMES}, or task_horizon; found {penalty:g}."
+        )
         raise ConfigError(message)
 
 
@@ -133,7 +141,10 @@ def _refuse_unknown(config: ReturnsConfig, read: list[tuple[Dataset, Outcomes]])
         if not unknown:
             continue
         reasons = sorted({outcomes.read_from[number] for number in unknown})
-        what = f"the outcome of {len(unknown)} of {len(outcomes.by_episode)} episodes of '{dataset.path}' is unknown ({listing(reasons, 3)}): {listing(unknown)}"
+        what = (
+            f"the outcome of {len(unknown)} of {len(outcomes.by_episode)} episodes of '{dataset.path}' is unknown "
+            f"({listing(reasons, 3)}): {listing(unknown)}"
+        )
         if config.unknown == "error":
             message = f"Returns need to know how each rollout ended, but {what}. {MEND}."
             raise OutcomeError(message)
@@ -165,14 +176,18 @@ def _plan(config: ReturnsConfig, read: list[tuple[Dataset, Outcomes]]) -> tuple[
         )
         for penalty in kinds
     ]
-    tables = _Tables(rewards=np.array([r for r, _ in made]), returns=np.array([g for _, g in made]), penalties=penalties)
+    tables = _Tables(
+        rewards=np.array([r for r, _ in made]), returns=np.array([g for _, g in made]), penalties=penalties
+    )
     parts = []
     for dataset, outcomes in read:
         index = dataset.index()
         ended = [outcomes.by_episode[int(number)] for number in index.episode_index]
         keep = np.array([p for p, outcome in enumerate(ended) if outcome is not Outcome.UNKNOWN], dtype=np.int64)
         table = [0 if ended[p] is Outcome.SUCCESS else kinds.index(penalties[index.task[p]]) for p in keep]
-        parts.append(_Part(dataset=dataset, index=index, outcomes=outcomes, keep=keep, table=np.array(table, dtype=np.int64)))
+        parts.append(
+            _Part(dataset=dataset, index=index, outcomes=outcomes, keep=keep, table=np.array(table, dtype=np.int64))
+        )
     return parts, tables
 
 
@@ -187,7 +202,7 @@ def _scales(config: ReturnsConfig, parts: list[_Part], tables: _Tables) -> Scale
     flat = [scope for scope, low in lows.items() if low >= 0]
     if flat:
         message = (
-            f"Every return of {listing(map(repr, flat))} is 0: only one-frame successes, or a discount and penalty of 0. "
+            f"Every return of {listing(map(repr, flat))} is 0: only one-frame successes, or a penalty of 0. "
             "There is no scale to learn values on. Mend: add longer episodes, or correct --gamma and --failure-penalty."
         )
         raise ConfigError(message)
@@ -196,7 +211,9 @@ def _scales(config: ReturnsConfig, parts: list[_Part], tables: _Tables) -> Scale
 
 def _provenance(config: ReturnsConfig, part: _Part, tables: _Tables, scales: ScaleSet) -> Provenance:
     index, kept = part.index, part.keep
-    ended = {str(int(index.episode_index[p])): part.outcomes.by_episode[int(index.episode_index[p])].value for p in kept}
+    ended = {
+        str(int(index.episode_index[p])): part.outcomes.by_episode[int(index.episode_index[p])].value for p in kept
+    }
     tasks = sorted({index.task[p] for p in kept})
     settings = {
         "source": part.dataset.source.value,
@@ -277,7 +294,9 @@ def _summary(parts: list[_Part], tables: _Tables, scales: ScaleSet) -> list[str]
         count = part.outcomes.count()
         where = listing(sorted({part.outcomes.read_from[int(part.index.episode_index[p])] for p in part.keep}))
         found = ", ".join(f"{number} {kind}" for kind, number in count.items() if number)
-        lines.append(f"{part.dataset.name} ({part.dataset.source}): {part.index.total} frames, {found} (read from: {where})")
+        lines.append(
+            f"{part.dataset.name} ({part.dataset.source}): {part.index.total} frames, {found} (read from: {where})"
+        )
     tasks = sorted({part.index.task[p] for part in parts for p in part.keep})
     for task in tasks[:8]:
         scale = scales.for_task(task)

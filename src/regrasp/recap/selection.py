@@ -1,10 +1,13 @@
 """Which datasets a stage works on."""
 
+import os
+import re
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from regrasp.core.errors import ConfigError, listing
+from regrasp.core.errors import ConfigError
 from regrasp.core.outcome import Source
 from regrasp.data.dataset import Dataset, open_dataset
 from regrasp.recap.recipe import read_recipe
@@ -34,6 +37,23 @@ class StageResult:
     written: list[Path]
 
 
+_TAGS = ("tag", "returns", "values", "source", "outcomes_tag")
+"""The settings that become part of a file's name."""
+_NOT_IN_A_NAME = re.compile(r"[/\\\x00-\x1f]")
+_LONGEST_TAG = 200
+
+
+def _check_tags(selection: Selection) -> None:
+    for name in _TAGS:
+        value = getattr(selection, name, None)
+        if value is not None and (_NOT_IN_A_NAME.search(value) or len(os.fsencode(value)) > _LONGEST_TAG):
+            message = (
+                f"--{name.replace('_', '-')} becomes part of a file's name; found {value!r}. "
+                f"Mend: leave out slashes and control characters, and keep it within {_LONGEST_TAG} bytes."
+            )
+            raise ConfigError(message)
+
+
 def open_datasets(selection: Selection, *, flags: bool = False) -> list[Dataset]:
     """Open the datasets of the flags, or of the recipe where no flag names one, and read their episodes.
 
@@ -42,8 +62,9 @@ def open_datasets(selection: Selection, *, flags: bool = False) -> list[Dataset]
         flags: Whether the stage needs the recorded success flags.
 
     Raises:
-        ConfigError: There are none, or two have the same name.
+        ConfigError: There are none, one is given twice, or two have the same name; or a tag cannot name a file.
     """
+    _check_tags(selection)
     opened = [
         open_dataset(path, source=source, sidecars=selection.sidecars)
         for source, paths in ((Source.DEMO, selection.demos), (Source.ROLLOUT, selection.rollouts))
@@ -53,7 +74,7 @@ def open_datasets(selection: Selection, *, flags: bool = False) -> list[Dataset]
         folder = selection.config.parent
         opened = [
             open_dataset(
-                folder / entry.dataset_path,
+                folder / Path(entry.dataset_path).expanduser(),
                 name=entry.name,
                 source=Source.parse(entry.type),
                 keys=entry.keys,
@@ -63,18 +84,34 @@ def open_datasets(selection: Selection, *, flags: bool = False) -> list[Dataset]
             for entry in read_recipe(selection.config).train_data_paths
         ]
     if not opened:
-        message = "No dataset was named. Mend: give --demos DIR… and/or --rollouts DIR…, or --config recipe.yaml with train_data_paths."
-        raise ConfigError(message)
-    names = [dataset.name for dataset in opened]
-    twice = [dataset for dataset in opened if names.count(dataset.name) > 1]
-    if twice:
         message = (
-            f"Two datasets are called {twice[0].name!r}: {listing(f"'{d.path}'" for d in twice if d.name == twice[0].name)}. "
-            "Labels are kept by name. Mend: rename a folder, or give each a `name:` in the recipe."
+            "No dataset was named. Mend: give --demos DIR… and/or --rollouts DIR…, or --config recipe.yaml with "
+            "train_data_paths."
         )
         raise ConfigError(message)
+    _refuse_doubles(opened)
     _tell_warnings(opened, flags=flags)
     return opened
+
+
+def _refuse_doubles(datasets: list[Dataset]) -> None:
+    """Labels are kept by the dataset's name, and in its folder: neither may be shared."""
+    folders: dict[Path, Dataset] = {}
+    names: dict[str, Dataset] = {}
+    for dataset in datasets:
+        same = folders.setdefault(dataset.path.resolve(), dataset)
+        if same is not dataset:
+            message = (
+                f"One dataset is given twice: '{same.path}' and '{dataset.path}' are one folder. Mend: give it once."
+            )
+            raise ConfigError(message)
+        namesake = names.setdefault(dataset.name, dataset)
+        if namesake is not dataset:
+            message = (
+                f"Two datasets are called {dataset.name!r}: '{namesake.path}' and '{dataset.path}'. Labels are kept by "
+                "name. Mend: rename a folder, or give each a `name:` in the recipe."
+            )
+            raise ConfigError(message)
 
 
 def _tell_warnings(datasets: list[Dataset], *, flags: bool) -> None:
@@ -92,12 +129,20 @@ def tell(text: str) -> None:
 
 
 def next_command(command: str, datasets: list[Dataset], selection: Selection, flags: str) -> str:
-    """The command that a person would run next, with the datasets of this run."""
+    """The command that a person would run next, with the datasets of this run, ready for a shell.
+
+    Args:
+        command: Its name.
+        datasets: The datasets of this run.
+        selection: How they were named.
+        flags: What is to follow, quoted for a shell.
+    """
+    parts = []
     if not (selection.demos or selection.rollouts):
-        return f"regrasp {command} --config {selection.config} {flags}"
-    parts = [f"regrasp {command}"]
-    for flag, source in (("--demos", Source.DEMO), ("--rollouts", Source.ROLLOUT)):
-        paths = [str(dataset.path) for dataset in datasets if dataset.source is source]
-        parts += [flag, *paths] if paths else []
+        parts += ["--config", str(selection.config)]
+    else:
+        for flag, source in (("--demos", Source.DEMO), ("--rollouts", Source.ROLLOUT)):
+            paths = [str(dataset.path) for dataset in datasets if dataset.source is source]
+            parts += [flag, *paths] if paths else []
     parts += ["--sidecars", str(selection.sidecars)] if selection.sidecars else []
-    return " ".join([*parts, flags])
+    return f"regrasp {command} {shlex.join(parts)} {flags}"

@@ -84,7 +84,7 @@ def lookahead_sums(
         raise ValueError(message)
     ends = np.repeat(np.cumsum(lengths), lengths)
     rows = np.arange(total)
-    steps = np.minimum(lookahead, ends - rows)
+    steps = np.minimum(min(lookahead, total), ends - rows)
     after = rows + steps
     value_next = np.where(after < ends, np.asarray(values, dtype=np.float64)[np.minimum(after, total - 1)], bootstrap)
     if discount == 1.0:
