@@ -129,7 +129,9 @@ class VideoCursor:
             self._container.seek(int(time_s / (stream.time_base or 1)), stream=stream, backward=True)
             self._forget()
             self._at = next(self._decoded, None)
-            if self._at is None or self._at[0] > time_s + SAME_S:  # the file's index overshoots: walk from the beginning
+            if (
+                self._at is None or self._at[0] > time_s + SAME_S
+            ):  # the file's index overshoots: walk from the beginning
                 self._rewind()
         except FFmpegError as error:
             raise self.footage.error(f"seeking to {time_s:.3f} s fails ({error.strerror or error})") from error

@@ -148,7 +148,7 @@ def choose_cameras(wanted: tuple[str, ...], datasets: list[Dataset]) -> tuple[st
     if unknown:
         raise ConfigError(
             f"No dataset of the run has a camera {unknown[0]!r}; they have: {listing(known) or 'none'}."
-            f"{nearest(unknown[0], known)} Mend: name these, map them with `keys:` in the recipe, or use --cameras none."
+            f"{nearest(unknown[0], known)} Mend: name these, map them with `keys:` in the recipe, or --cameras none."
         )
     cameras = wanted or tuple(known)
     for dataset in datasets:

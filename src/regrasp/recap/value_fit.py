@@ -1,6 +1,5 @@
 """Stage 2a: train a value model on returns, and judge it on episodes it has not seen."""
 
-import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from regrasp.recap.value_data import (
     find_episodes,
     read_targets,
 )
-from regrasp.recap.value_output import TRAINING, check_output, held_lock, record_run, report_lines
+from regrasp.recap.value_output import TRAINING, check_output, exclusive, record_run, report_lines
 from regrasp.report.progress import track
 
 if TYPE_CHECKING:
@@ -68,6 +67,8 @@ class ValueFitConfig(Selection):
     """The greatest size of the images kept on disk; above it frames are thinned out, or read from the videos."""
     workers: int | None = None
     """Processes that decode; as many as there are cores, at most 8, where it is left out."""
+    threads: int = 1
+    """Threads that compute on a CPU. The small model gains little from more, and on a busy machine loses much."""
     device: Literal["auto", "cpu"] = "auto"
     """Train on the GPU where there is one, or on the CPU."""
     resume: bool = False
@@ -103,17 +104,21 @@ def run(config: ValueFitConfig) -> StageResult:
     if not config.resume and training_folder.is_dir():
         shutil.rmtree(training_folder)
     training_folder.mkdir(parents=True, exist_ok=True)
-    with held_lock(config.output):
+    busy = f"Another process is fitting in '{config.output}'. Mend: wait for it, or give another --output."
+    with exclusive(training_folder, busy):
+        from regrasp.learn.threads import torch_threads
+
         record_run(config.output, settings)
         prepared = _prepare(config, found, cameras)
-        result, predictions = _train(config, prepared)
+        with torch_threads(config.threads):
+            result, predictions = _train(config, prepared)
         lines, written = _publish(config, prepared, result, predictions)
     following = next_command("value predict", datasets, config, f"--checkpoint {config.output} --tag {config.returns}")
     return StageResult(lines=[*lines, f"Wrote {config.output}", f"Next: {following}"], written=written)
 
 
 def _check(config: ValueFitConfig) -> None:
-    for name in ("steps", "batch_size", "checkpoint_every", "image_size"):
+    for name in ("steps", "batch_size", "checkpoint_every", "image_size", "threads"):
         if getattr(config, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} is at least 1; found {getattr(config, name)}.")
     if not 0 < config.holdout < 1:
@@ -178,10 +183,12 @@ def _prepare(config: ValueFitConfig, found: FitEpisodes, cameras: tuple[str, ...
 
 
 def _decode(images: "Images", episodes: list, stride: int, config: ValueFitConfig, description: str) -> None:
+    from regrasp.learn.episode_pool import cores
+
     def shown(work: Iterable[object], total: int) -> Iterable[object]:
         return track(work, total=total, description=description, unit="episodes")
 
-    images.fill(episodes, stride, config.workers or min(os.cpu_count() or 1, 8), shown)
+    images.fill(episodes, stride, cores(config.workers), shown)
 
 
 def _train(config: ValueFitConfig, prepared: _Prepared) -> "tuple[TrainResult, Predictions]":
@@ -189,6 +196,7 @@ def _train(config: ValueFitConfig, prepared: _Prepared) -> "tuple[TrainResult, P
     from safetensors.torch import load_file
     from torchdata.stateful_dataloader import StatefulDataLoader
 
+    from regrasp.learn.episode_pool import cores
     from regrasp.learn.loop import train
     from regrasp.learn.sampler import MixtureSampler
     from regrasp.learn.value_objective import ValueObjective
@@ -200,7 +208,7 @@ def _train(config: ValueFitConfig, prepared: _Prepared) -> "tuple[TrainResult, P
         batch_size=config.batch_size,
         seed=config.seed,
     )
-    readers = 0 if prepared.strides[0] is not None else config.workers or min(os.cpu_count() or 1, 8)
+    readers = 0 if prepared.strides[0] is not None else cores(config.workers)
     batches = StatefulDataLoader(
         prepared.training,
         batch_sampler=sampler,

@@ -92,16 +92,14 @@ def record_run(output: Path, settings: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def held_lock(output: Path) -> Iterator[None]:
-    """Keep other fits out of the output folder; the lock goes with the process, also when it is killed."""
-    descriptor = os.open(output / TRAINING, os.O_RDONLY)
+def exclusive(folder: Path, refusal: str) -> Iterator[None]:
+    """Keep other processes out of a folder; the lock goes with the process, also when it is killed."""
+    descriptor = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o644)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(
-                f"Another process is fitting in '{output}'. Mend: wait for it, or give another --output."
-            ) from None
+            raise ConfigError(refusal) from None
         yield
     finally:
         os.close(descriptor)
