@@ -20,9 +20,9 @@ class Outcome(StrEnum):
         """
         if isinstance(value, str):
             word = value.strip().lower()
-            if word in {"success", "true", "1"}:
+            if word in {"success", "true", "1", "1.0"}:
                 return cls.SUCCESS
-            if word in {"failure", "false", "0"}:
+            if word in {"failure", "false", "0", "0.0"}:
                 return cls.FAILURE
             return cls.UNKNOWN
         if isinstance(value, bool | int | float) and value in (0, 1):

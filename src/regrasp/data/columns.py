@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from regrasp.core.errors import DatasetError, RegraspError
+from regrasp.core.errors import DatasetError
 
 BLOCK_ROWS = 1 << 17
 """Rows read at a time, at most (but at least one row group)."""
@@ -30,11 +30,8 @@ def open_parquet(path: Path, *, dictionary: Sequence[str] = ()) -> pq.ParquetFil
     except FileNotFoundError:
         message = f"'{path}' does not exist. Mend: restore it from its source."
         raise DatasetError(message) from None
-    except (pa.ArrowInvalid, OSError) as error:
-        if isinstance(error, RegraspError):
-            raise
-        message = f"'{path}' cannot be read as parquet ({_first_line(error)}): it is truncated or damaged. Mend: restore it from its source."
-        raise DatasetError(message) from error
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(path, error, "cannot be read as parquet") from error
 
 
 def read_blocks(
@@ -50,21 +47,31 @@ def read_blocks(
         if pending >= rows or group == file.metadata.num_row_groups - 1:
             try:
                 yield file.read_row_groups(groups, columns=list(columns), use_threads=False)
-            except (pa.ArrowInvalid, OSError) as error:
-                message = f"'{path}' cannot be read ({_first_line(error)}): it is truncated or damaged. Mend: restore it from its source."
-                raise DatasetError(message) from error
+            except (pa.ArrowException, OSError) as error:
+                raise _damaged(path, error, "cannot be read") from error
             groups, pending = [], 0
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read a whole file, or these columns of it; a DatasetError says why it cannot be read."""
+    file = open_parquet(path)
+    try:
+        return file.read(columns=None if columns is None else list(columns), use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(path, error, "cannot be read") from error
+
+
+def _damaged(path: Path, error: Exception, what: str) -> DatasetError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    cause = "" if isinstance(error, PermissionError) else ": it is truncated or damaged"
+    return DatasetError(f"'{path}' {what} ({reason}){cause}. Mend: restore it from its source.")
 
 
 def to_numpy(column: pa.ChunkedArray, name: str) -> np.ndarray:
     """A column as an array: ``[R]`` for scalars, ``[R, D]`` for lists of one length, bytes for images.
 
     Raises:
-        DatasetError: Lists of different lengths, or nulls in a list or integer column.
+        DatasetError: Lists of different lengths, nulls in a list or integer column, or no numbers at all.
     """
     kind = column.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
@@ -76,7 +83,14 @@ def to_numpy(column: pa.ChunkedArray, name: str) -> np.ndarray:
         raise DatasetError(message)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind):
         return np.array(column.to_pylist(), dtype=object)
+    if not _is_number(kind):
+        message = f"The column {name!r} holds {kind} where numbers are needed."
+        raise DatasetError(message)
     return primitives(column)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
 
 
 def primitives(column: pa.ChunkedArray) -> np.ndarray:
@@ -125,9 +139,7 @@ def _lists_to_numpy(column: pa.ChunkedArray, name: str) -> np.ndarray:
     if len(flat) % rows or not _same_lengths(array, len(flat) // rows):
         message = f"The column {name!r} holds vectors of different lengths."
         raise DatasetError(message)
-    nested = pa.types.is_nested(flat.type)
-    inner = _lists_to_numpy(pa.chunked_array([flat]), name) if nested else primitives(pa.chunked_array([flat]))
-    return inner.reshape(rows, -1)
+    return to_numpy(pa.chunked_array([flat]), name).reshape(rows, -1)
 
 
 def _same_lengths(array: Any, length: int) -> bool:  # noqa: ANN401 - any of arrow's list arrays
@@ -148,10 +160,13 @@ def scalars(column: pa.ChunkedArray, name: str, dtype: type) -> np.ndarray:
             message = f"The column {name!r} holds {values.shape[1]} numbers a row where one is needed."
             raise DatasetError(message)
         values = values.reshape(len(values))
-    if np.issubdtype(dtype, np.integer) and np.issubdtype(values.dtype, np.floating):
-        if not (np.isfinite(values).all() and (values == np.floor(values)).all()):
-            message = f"The column {name!r} holds values that are not whole numbers."
-            raise DatasetError(message)
+    if values.dtype == object:
+        message = f"The column {name!r} holds {column.type} where numbers are needed."
+        raise DatasetError(message)
+    whole = np.issubdtype(dtype, np.integer) and np.issubdtype(values.dtype, np.floating)
+    if whole and not (np.isfinite(values).all() and (values == np.floor(values)).all()):
+        message = f"The column {name!r} holds values that are not whole numbers."
+        raise DatasetError(message)
     return values.astype(dtype, copy=False)
 
 

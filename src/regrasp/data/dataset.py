@@ -133,11 +133,13 @@ class Dataset:
         """
         missing = [name for name in columns if name not in self.columns]
         if missing:
-            message = f"'{self.path}' has no column {missing[0]!r}; it has: {listing(self.columns, 20)}.{nearest(missing[0], self.columns)}"
+            has = f"it has: {listing(self.columns, 20)}.{nearest(missing[0], self.columns)}"
+            message = f"'{self.path}' has no column {missing[0]!r}; {has}"
             raise DatasetError(message)
         index = self.index()
         wanted = None if episodes is None else np.asarray(sorted(episodes), dtype=np.int64)
-        names = list(dict.fromkeys([*columns, *([] if wanted is None else ["episode_index"])]))
+        keys = [] if wanted is None else ["episode_index"]
+        names: list[str] = list(dict.fromkeys([*columns, *keys]))
         blocks = self._ordered_blocks(names) if index.ordered else self._sorted_block(names)
         return ColumnStream(_only(blocks, wanted, columns), f"'{self.path}'")
 
@@ -158,7 +160,8 @@ class Dataset:
     def video_span(self, camera: str, episode_index: int) -> VideoSpan:
         """Where the run's ``camera`` shows an episode; a ConfigError names a camera that is not there."""
         if camera not in self.cameras:
-            message = f"'{self.path}' has no camera {camera!r}; it has: {listing(self.cameras)}.{nearest(camera, self.cameras)}"
+            has = f"it has: {listing(self.cameras) or 'none'}.{nearest(camera, self.cameras)}"
+            message = f"'{self.path}' has no camera {camera!r}; {has}"
             raise ConfigError(message)
         path, start, end = self.meta.video_file(self.cameras[camera].key, episode_index)
         return VideoSpan(path=path, start_s=start, end_s=end)
@@ -171,7 +174,9 @@ def _rows_at_once(dataset: Dataset, names: list[str]) -> int:
 
 
 def _column(table: pa.Table, name: str) -> np.ndarray:
-    values = scalars(table[name], name, np.int64) if name in {"episode_index", "frame_index"} else to_numpy(table[name], name)
+    if name in {"episode_index", "frame_index"}:
+        return scalars(table[name], name, np.int64)
+    values = to_numpy(table[name], name)
     if values.ndim == 2 and values.shape[1] == 1 and name != STATE:
         values = values[:, 0]
     return values
@@ -223,17 +228,21 @@ def open_dataset(
     root = Path(path)
     meta = read_layout(root)
     called = name or root.resolve().name
-    return Dataset(meta, name=called, source=source, keys=_checked_keys(meta, keys or {}), weight=weight, sidecars=sidecars)
+    checked = _checked_keys(meta, keys or {})
+    return Dataset(meta, name=called, source=source, keys=checked, weight=weight, sidecars=sidecars)
 
 
 def _checked_keys(meta: Layout, keys: dict[str, str]) -> dict[str, str]:
     known: dict[str, Any] = meta.features
     for key in keys:
         if known and key not in known:
-            message = f"`keys` of '{meta.root}' names the column {key!r}, which it does not have; it has: {listing(known, 20)}.{nearest(key, known)}"
+            has = f"it has: {listing(known, 20)}.{nearest(key, known)}"
+            message = f"`keys` of '{meta.root}' names the column {key!r}, which it does not have; {has}"
             raise ConfigError(message)
-    doubled = sorted({name for name in keys.values() if list(keys.values()).count(name) > 1})
+    cameras = [key for key, feature in known.items() if feature.get("dtype") in {"video", "image"}]
+    names = [*keys.values(), *(key for key in cameras if key not in keys)]
+    doubled = sorted({name for name in keys.values() if names.count(name) > 1})
     if doubled:
-        message = f"`keys` of '{meta.root}' gives two columns the name {doubled[0]!r}."
+        message = f"`keys` of '{meta.root}' gives two columns the name {doubled[0]!r}. Mend: give each its own."
         raise ConfigError(message)
     return keys

@@ -1,23 +1,17 @@
 """The episodes that a dataset's files really hold, found in one pass over them."""
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from regrasp.core.errors import DatasetError, listing
 from regrasp.core.outcome import Outcome
-from regrasp.data.columns import open_parquet, primitives, read_blocks, scalars
+from regrasp.data.agreement import compare_with_metadata, task_text
+from regrasp.data.frame_rows import FrameRows, RowColumns, choose_columns, flag_outcome, read_rows, usable_files
 from regrasp.data.layout import Layout
 from regrasp.data.problem import Problem, error, warning
-
-FLAG_COLUMNS = ("next.success", "is_success")
-"""Success flags in the data, in the order in which they are believed."""
-_TRUE, _FALSE, _NULL, _UNREADABLE = 1, 0, -1, -2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +91,7 @@ class _Episode:
     first: int = 0
     task: object = None
     pieces: list[np.ndarray] | None = None
-    hasher: "hashlib._Hash | None" = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
+    hasher: "hashlib.blake2b | None" = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
     digest: bytes = b""
     flags: list[int] = field(default_factory=list)
     task_changes: bool = False
@@ -137,85 +131,27 @@ def scan(layout: Layout, *, task_column: str | None = None, flags: bool = True) 
         The index; its ``problems`` say what no stage should go on with.
     """
     problems: list[Problem] = []
-    files = _usable_files(layout, problems)
-    columns = _columns(layout, files, task_column, flags, problems)
-    try:
-        episodes, ordered = _collect(_file_blocks(files, columns, problems), columns), True
-    except _Scattered:
-        tables = list(_file_blocks(files, columns, problems=[]))
-        whole = pa.concat_tables(tables, promote_options="permissive")
-        order = np.lexsort([scalars(whole[name], name, np.int64) for name in ("frame_index", "episode_index")])
-        episodes, ordered = _collect(iter([whole.take(pa.array(order))]), columns, repeated=problems), False
-    return replace(_build(layout, episodes, columns, ordered, problems), flags_read=flags)
-
-
-def _usable_files(layout: Layout, problems: list[Problem]) -> list[Path]:
-    named = layout.data_files()
-    for path in named:
-        if not path.is_file():
-            problems.append(error(f"the metadata names '{path}', which does not exist", "restore it from its source"))
-    known = set(named)
-    strays = [
-        str(path.relative_to(layout.root))
-        for path in sorted((layout.root / "data").glob("**/*.parquet"))
-        if path not in known and not path.name.startswith(".")
-    ]
-    if strays:
-        text = f"{len(strays)} parquet files that the metadata does not name are left out: {listing(strays, 3)}"
-        problems.append(warning(text, "remove them from data/, or add their episodes to the metadata"))
-    return [path for path in named if path.is_file()]
-
-
-def _columns(
-    layout: Layout, files: list[Path], task_column: str | None, flags: bool, problems: list[Problem]
-) -> dict[str, str | None]:
-    """The columns to read, by what they are for."""
-    names: set[str] = set()
-    for path in files:
+    files = usable_files(layout, problems)
+    columns = choose_columns(files, task_column, flags=flags, problems=problems)
+    episodes: list[_Episode] = []
+    ordered = True
+    if columns is not None:
+        found: list[Problem] = []
         try:
-            names = set(open_parquet(path).schema_arrow.names)
-            break
-        except DatasetError:
-            continue
-    for needed in ("episode_index", "frame_index", "timestamp"):
-        if files and names and needed not in names:
-            problems.append(error(f"the data has no column {needed!r}", "record or convert the dataset again"))
-    if task_column is not None and names and task_column not in names:
-        problems.append(error(f"the data has no column {task_column!r}, which `keys` names as task", "correct the recipe"))
-    task = task_column or ("task_index" if "task_index" in names else None)
-    flag = next((name for name in FLAG_COLUMNS if name in names), None) if flags else None
-    return {"task": task if task in names else None, "flag": flag, "text": task_column}
+            episodes = _collect(read_rows(files, columns, found))
+        except _Scattered:
+            found, ordered = [], False
+            parts = list(read_rows(files, columns, found))
+            episodes = _collect([FrameRows.sorted(parts)], repeated=found)
+        problems += found
+    return _build(layout, episodes, columns, ordered=ordered, flags_read=flags, problems=problems)
 
 
-def _file_blocks(files: list[Path], columns: dict[str, str | None], problems: list[Problem]) -> Iterator[pa.Table]:
-    wanted = ["episode_index", "frame_index", "timestamp", *[c for c in (columns["task"], columns["flag"]) if c]]
-    if any(problem.text.startswith("the data has no column") for problem in problems):
-        return
-    for path in files:
-        try:
-            for table in read_blocks(path, wanted, dictionary=[columns["text"]] if columns["text"] else []):
-                missing = [name for name in wanted if name not in table.column_names]
-                if missing:
-                    message = f"'{path}' lacks the columns {listing(missing)}, which other files of the dataset have."
-                    raise DatasetError(message)
-                yield table
-        except DatasetError as trouble:
-            problems.append(error(str(trouble).split(" Mend:")[0].rstrip("."), "restore the file from its source"))
-
-
-def _collect(
-    tables: Iterator[pa.Table], columns: dict[str, str | None], repeated: list[Problem] | None = None
-) -> list[_Episode]:
+def _collect(blocks: Iterable[FrameRows], repeated: list[Problem] | None = None) -> list[_Episode]:
     """Walk over the rows in order. ``repeated`` takes the problem of repeated rows; without it they mean unsorted."""
     episodes: list[_Episode] = []
-    for table in tables:
-        if table.num_rows == 0:
-            continue
-        number = scalars(table["episode_index"], "episode_index", np.int64)
-        frame = scalars(table["frame_index"], "frame_index", np.int64)
-        time = scalars(table["timestamp"], "timestamp", np.float64)
-        task = _task_codes(table, columns)
-        flag = _flag_codes(table[columns["flag"]]) if columns["flag"] else None
+    for rows in blocks:
+        number, frame, task = rows.episode, rows.frame, rows.task
         cuts = np.flatnonzero(np.diff(number)) + 1
         starts, stops = np.concatenate([[0], cuts]), np.concatenate([cuts, [len(number)]])
         step = np.diff(frame, prepend=frame[0] - 1)
@@ -223,27 +159,33 @@ def _collect(
         if (step <= 0).any():
             if repeated is None:
                 raise _Scattered
-            place = int(np.flatnonzero(step <= 0)[0])
-            text = f"episode {number[place]} has frame {frame[place]} more than once"
-            repeated.append(error(text, "record or convert the dataset again"))
+            repeated.append(_repetition(number, frame, step))
         consecutive = np.logical_and.reduceat(step == 1, starts)
         changes = np.logical_or.reduceat(task != np.repeat(task[starts], stops - starts), starts)
-        standing = ~(np.diff(time, prepend=-np.inf) > 0)  # NaN counts too
-        standing[starts] = False
+        standing = ~(np.diff(rows.time, prepend=-np.inf) > 0)  # NaN counts too
+        standing[starts] = np.isnan(rows.time[starts])
         stands = np.logical_or.reduceat(standing, starts)
-        stamps = time.astype(np.float32)
+        stamps = rows.time.astype(np.float32)
         for run, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
             episode = _episode_of(episodes, int(number[start]), int(frame[start]))
             episode.append(frame[start:stop], bool(consecutive[run]))
-            episode.hasher.update(stamps[start:stop])  # type: ignore[union-attr] - open until the next begins
+            if episode.hasher is not None:
+                episode.hasher.update(stamps[start:stop])
             episode.task = task[start] if episode.task is None else episode.task
             episode.task_changes |= bool(changes[run]) or episode.task != task[start]
             if stands[run] and episode.time_stands is None:
                 episode.time_stands = int(frame[start + int(np.argmax(standing[start:stop]))])
-            if flag is not None:
-                part = flag[start:stop]
+            if rows.flag is not None:
+                part = rows.flag[start:stop]
                 episode.flags += [int(part.max()), int(part.min()), int(part[-1])]
     return episodes
+
+
+def _repetition(number: np.ndarray, frame: np.ndarray, step: np.ndarray) -> Problem:
+    places = np.flatnonzero(step <= 0)
+    others = f" (and {len(places) - 1} more such rows)" if len(places) > 1 else ""
+    text = f"episode {number[places[0]]} has frame {frame[places[0]]} more than once{others}"
+    return error(text, "record or convert the dataset again")
 
 
 def _episode_of(episodes: list[_Episode], number: int, frame: int) -> _Episode:
@@ -262,51 +204,22 @@ def _episode_of(episodes: list[_Episode], number: int, frame: int) -> _Episode:
     return episodes[-1]
 
 
-def _task_codes(table: pa.Table, columns: dict[str, str | None]) -> np.ndarray:
-    name = columns["task"]
-    if name is None:
-        return np.zeros(table.num_rows, dtype=np.int64)
-    if columns["text"] is None:
-        return scalars(table[name], name, np.int64)
-    return np.array(table[name].to_pylist(), dtype=object)
-
-
-def _flag_codes(column: pa.ChunkedArray) -> np.ndarray:
-    """Each row's flag as 1, 0, -1 (null) or -2 (not a flag)."""
-    kind = column.type
-    if pa.types.is_nested(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return np.full(len(column), _UNREADABLE, dtype=np.int8)
-    if not column.null_count and pa.types.is_boolean(kind):
-        return primitives(column).astype(np.int8)
-    if pa.types.is_null(kind):
-        return np.full(len(column), _NULL, dtype=np.int8)
-    numbers = primitives(pc.cast(column, pa.float64()))
-    codes = np.where(np.isnan(numbers), _NULL, np.where(np.isin(numbers, (0, 1)), numbers, _UNREADABLE))
-    return codes.astype(np.int8)
-
-
-def _flag_outcome(name: str, codes: list[int]) -> tuple[Outcome, str]:
-    """What an episode's flags say; ``codes`` are the greatest, least and last of each run of rows."""
-    greatest, least, last = max(codes[0::3]), min(codes[1::3]), codes[-1]
-    if least == _UNREADABLE:
-        return Outcome.UNKNOWN, f"{name} is not a true/false column"
-    if name == "next.success":
-        if greatest == _TRUE:
-            return Outcome.SUCCESS, name
-        return (Outcome.UNKNOWN, f"{name} is null") if least == _NULL else (Outcome.FAILURE, name)
-    if last == _NULL:
-        return Outcome.UNKNOWN, f"{name} is null in the last frame"
-    return (Outcome.SUCCESS if last == _TRUE else Outcome.FAILURE), name
-
-
 def _build(
-    layout: Layout, episodes: list[_Episode], columns: dict[str, str | None], ordered: bool, problems: list[Problem]
+    layout: Layout,
+    episodes: list[_Episode],
+    columns: RowColumns | None,
+    *,
+    ordered: bool,
+    flags_read: bool,
+    problems: list[Problem],
 ) -> EpisodeIndex:
-    tasks = [_task_text(layout, episode, columns, problems) for episode in episodes]
-    _compare_with_metadata(layout, episodes, tasks, problems)
+    column, texts, flag = (columns.task, columns.texts, columns.flag) if columns is not None else (None, False, None)
+    tasks = [task_text(layout, episode, column=column, texts=texts, problems=problems) for episode in episodes]
+    compare_with_metadata(layout, episodes, problems)
     whole = hashlib.blake2b(digest_size=16)
     odd: dict[int, np.ndarray] = {}
     for episode, task in zip(episodes, tasks, strict=True):
+        problems += _irregularities(episode)
         frames = episode.odd_frames()
         if frames is not None:
             odd[episode.number] = frames
@@ -314,7 +227,6 @@ def _build(
         whole.update(b"" if frames is None else frames.tobytes())
         episode.close()
         whole.update(episode.digest)
-    flag = columns["flag"]
     return EpisodeIndex(
         episode_index=np.array([episode.number for episode in episodes], dtype=np.int64),
         length=np.array([episode.length for episode in episodes], dtype=np.int64),
@@ -322,69 +234,22 @@ def _build(
         odd=odd,
         fingerprint=whole.hexdigest(),
         ordered=ordered,
+        flags_read=flags_read,
         flag_column=flag,
-        flags={e.number: _flag_outcome(flag, e.flags) for e in episodes} if flag else {},
+        flags={e.number: flag_outcome(flag, e.flags) for e in episodes} if flag else {},
         problems=problems,
     )
 
 
-def _task_text(
-    layout: Layout, episode: _Episode, columns: dict[str, str | None], problems: list[Problem]
-) -> str:
-    row = layout.episodes.get(episode.number)
-    listed = row.tasks if row is not None else ()
-    if episode.task_changes:
-        text = f"the task changes within episode {episode.number}; its first frame's counts for the whole episode"
-        problems.append(warning(text, "split the episode where the task changes"))
-    if columns["text"] is not None:
-        if isinstance(episode.task, str) and episode.task.strip():
-            return episode.task
-        problems.append(error(f"episode {episode.number} has no text in {columns['text']!r}", "fill in the column"))
-        return ""
-    if columns["task"] is None:
-        if len(listed) == 1:
-            return listed[0]
-        text = f"episode {episode.number} has no task_index and its metadata lists {len(listed)} tasks"
-        problems.append(error(text, "give each episode one task in the metadata"))
-        return ""
-    text = layout.tasks.get(int(episode.task))  # type: ignore[call-overload] - an integer code
-    if text is None:
-        message = f"episode {episode.number} has task_index {episode.task}, which meta/tasks has no text for"
-        problems.append(error(message, "add the task's text to meta/tasks"))
-        return ""
-    if listed and text not in listed:
-        message = f"episode {episode.number}: the data says task {text!r}, the metadata {listing(map(repr, listed))}"
-        problems.append(warning(message + "; the data's is used", "correct the metadata"))
-    return text
-
-
-def _compare_with_metadata(
-    layout: Layout, episodes: list[_Episode], tasks: list[str], problems: list[Problem]
-) -> None:
-    lengths = {episode.number: episode.length for episode in episodes}
-    empty = sorted(set(layout.episodes) - set(lengths))
-    if empty and not any(problem.level == "error" for problem in problems):
-        text = f"the metadata lists episodes without any frame in the data: {listing(empty)}"
-        problems.append(error(text, "remove them from the metadata, or restore their data"))
-    unlisted = sorted(set(lengths) - set(layout.episodes))
-    if unlisted:
-        text = f"the data holds episodes that the metadata does not list: {listing(unlisted)}"
-        problems.append(warning(text, "add them to the metadata; without it their videos cannot be found"))
-    for number, row in sorted(layout.episodes.items()):
-        if row.length is not None and number in lengths and row.length != lengths[number]:
-            text = f"episode {number}: the metadata says {row.length} frames, the data holds {lengths[number]}"
-            problems.append(warning(text + "; the data counts", "correct the metadata"))
-    for name, counted in (("total_episodes", len(lengths)), ("total_frames", sum(lengths.values()))):
-        said = layout.info.get(name)
-        if said is not None and said != counted:
-            problems.append(warning(f"info.json says {name} {said}, the data holds {counted}", "correct info.json"))
-    for episode in episodes:
-        if episode.pieces is not None or episode.first != 0:
-            frames = episode.odd_frames()
-            text = f"episode {episode.number}: frame numbers skip ({len(frames)} frames from {frames[0]} to {frames[-1]})"  # type: ignore[arg-type, index]
-            problems.append(warning(text, "none needed: frames are taken in order"))
-        if episode.time_stands is not None:
-            text = f"episode {episode.number}: the timestamp does not increase at frame {episode.time_stands}"
-            problems.append(warning(text, "correct the timestamps, by which video frames are found"))
-    if not episodes and not any(problem.level == "error" for problem in problems):
-        problems.append(error("the dataset has no frames", "record some episodes"))
+def _irregularities(episode: _Episode) -> list[Problem]:
+    """Frame numbers and timestamps that do not run on."""
+    found = []
+    frames = episode.odd_frames()
+    if frames is not None:
+        span = f"{len(frames)} frames from {frames[0]} to {frames[-1]}"
+        text = f"episode {episode.number}: frame numbers skip ({span})"
+        found.append(warning(text, "none needed: frames are taken in order"))
+    if episode.time_stands is not None:
+        text = f"episode {episode.number}: the timestamp does not increase at frame {episode.time_stands}"
+        found.append(warning(text, "correct the timestamps, by which video frames are found"))
+    return found

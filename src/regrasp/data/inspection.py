@@ -1,11 +1,12 @@
 """What a dataset holds and what is wrong with it, as plain values for a page or a script."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from regrasp.core.errors import RegraspError
+from regrasp.core.errors import RegraspError, listing
 from regrasp.core.outcome import Source
 from regrasp.data.dataset import Camera, Dataset
 from regrasp.data.index import EpisodeIndex
@@ -22,7 +23,9 @@ _MEND_VIDEO = (
 
 
 def examine(dataset: Dataset) -> dict[str, Any]:
-    """Return everything that `regrasp inspect` shows of one dataset. Reads every data file and every video's header once; decodes nothing.
+    """Return everything that `regrasp inspect` shows of one dataset.
+
+    Reads every data file and every video's header once; decodes nothing.
 
     Returns:
         JSON values: layout, robot, fps, counts, tasks, cameras, outcomes, corrections, sidecars, and ``problems`` with
@@ -39,7 +42,7 @@ def examine(dataset: Dataset) -> dict[str, Any]:
         "episodes": len(index.length),
         "frames": index.total,
         "episode_frames": _range(index.length),
-        "tasks": {task: index.task.count(task) for task in index.tasks if task},
+        "tasks": {task: count for task, count in sorted(Counter(index.task).items()) if task},
         "state": dataset.state_key,
         "fingerprint": index.fingerprint,
         "cameras": [_camera(dataset, index, name, problems) for name in dataset.cameras],
@@ -48,6 +51,7 @@ def examine(dataset: Dataset) -> dict[str, Any]:
     report["outcomes"] = {} if broken else _outcomes(dataset, problems)
     report["corrections"] = _corrections(dataset, problems) if not broken else {}
     if not broken:
+        _check_features(dataset, problems)
         _check_state(dataset, index, problems)
     report["sidecars"] = _sidecars(dataset, index, problems)
     report["problems"] = [problem.__dict__ | {"blocks": list(problem.blocks)} for problem in problems]
@@ -74,7 +78,8 @@ def _camera(dataset: Dataset, index: EpisodeIndex, name: str, problems: list[Pro
         except RegraspError:
             unknown.append(number)
     if unknown:
-        problems.append(error(f"where {name!r} shows the episodes {_short(unknown)} is not said", _MEND_VIDEO, _VALUE_STAGES))
+        text = f"where {name!r} shows the episodes {_short(unknown)} is not said"
+        problems.append(error(text, _MEND_VIDEO, _VALUE_STAGES))
     for path, places in files.items():
         facts = probe(path)
         if facts.trouble is not None:
@@ -118,7 +123,8 @@ def _outcomes(dataset: Dataset, problems: list[Problem]) -> dict[str, Any]:
     reasons = sorted({outcomes.read_from[number] for number in unknown})
     if unknown and dataset.source is Source.ROLLOUT:
         text = f"the outcome of {len(unknown)} episodes is unknown ({'; '.join(reasons)}): {_short(unknown)}"
-        problems.append(warning(text, "fine for demonstrations; as rollouts, give --outcomes FILE.csv, or --unknown exclude"))
+        mend = "fine for demonstrations; as rollouts, give --outcomes FILE.csv, or --unknown exclude"
+        problems.append(warning(text, mend))
     sources = sorted({where for number, where in outcomes.read_from.items() if number not in unknown})
     return {**outcomes.count(), "read_from": sources}
 
@@ -140,14 +146,30 @@ def _corrections(dataset: Dataset, problems: list[Problem]) -> dict[str, Any]:
     return {"column": name, "frames": frames, "episodes": episodes}
 
 
+def _check_features(dataset: Dataset, problems: list[Problem]) -> None:
+    stored = {name for name, feature in dataset.features.items() if feature.get("dtype") != "video"}
+    absent = sorted(stored - set(dataset.columns))
+    if absent:
+        text = f"info.json lists features that the data has no column for: {listing(absent)}"
+        problems.append(warning(text, "correct info.json"))
+    unlisted = sorted(set(dataset.columns) - stored) if dataset.features else []
+    if unlisted:
+        text = f"the data has columns that info.json does not list: {listing(unlisted)}"
+        problems.append(warning(text, "add them to info.json; LeRobot does not read them"))
+
+
 def _check_state(dataset: Dataset, index: EpisodeIndex, problems: list[Problem]) -> None:
     name = dataset.state_key
     if name is None or name not in dataset.columns:
         return
+    shape = list(dataset.features.get(name, {}).get("shape") or [])
     try:
         stream = dataset.stream([name])
         for position, length in enumerate(index.length.tolist()):
             rows = np.asarray(stream.take(length)[name], dtype=np.float64).reshape(length, -1)
+            if position == 0 and shape and int(np.prod(shape)) != rows.shape[1]:
+                text = f"info.json says that {name!r} has {int(np.prod(shape))} numbers, the data has {rows.shape[1]}"
+                problems.append(warning(text, "correct info.json; the data counts"))
             bad = ~np.isfinite(rows).all(axis=1)
             if bad.any():
                 where = f"episode {index.episode_index[position]}, frame {index.frames(position)[bad][0]}"

@@ -1,15 +1,14 @@
 """What a LeRobot dataset says of itself: ``info.json``, tasks and episodes, of v2.1 and v3.0 alike."""
 
 import json
+import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from regrasp.core.errors import DatasetError, DatasetNotFound, listing
-from regrasp.data.columns import open_parquet, to_numpy
+from regrasp.data.columns import open_parquet, read_table
 
 Version = Literal["v2.1", "v3.0"]
 _READ_AS: dict[str, Version] = {"v2.0": "v2.1", "v2.1": "v2.1", "v3.0": "v3.0"}
@@ -59,7 +58,7 @@ class Layout:
         pairs = {self._file_numbers(row, "data") for row in self.episodes.values()}
         if None in pairs:
             return sorted(path for path in self.root.glob("data/*/*.parquet") if not path.name.startswith("."))
-        return [self._path(template, {"chunk_index": c, "file_index": f}) for c, f in sorted(p for p in pairs if p)]
+        return [self._path(template, _v30_numbers(*pair)) for pair in sorted(pair for pair in pairs if pair)]
 
     def video_file(self, key: str, episode: int) -> tuple[Path, float, float | None]:
         """The file that holds one camera of one episode, and where the episode starts and ends in it, in seconds."""
@@ -74,29 +73,49 @@ class Layout:
         start = row.fields.get(f"videos/{key}/from_timestamp")
         if numbers is None or start is None:
             message = (
-                f"'{self.root}' does not say where episode {episode} lies in the videos of {key!r}: meta/episodes has no "
-                f"videos/{key}/chunk_index, file_index and from_timestamp. Mend: record or convert the dataset again."
+                f"'{self.root}' does not say where episode {episode} lies in the videos of {key!r}: meta/episodes has "
+                f"no videos/{key}/chunk_index, file_index and from_timestamp. "
+                "Mend: record or convert the dataset again."
             )
             raise DatasetError(message)
         end = row.fields.get(f"videos/{key}/to_timestamp")
-        path = self._path(template, {"video_key": key, "chunk_index": numbers[0], "file_index": numbers[1]})
+        path = self._path(template, _v30_numbers(*numbers) | {"video_key": key})
         return path, float(start), None if end is None else float(end)
 
     def _file_numbers(self, row: EpisodeRow, prefix: str) -> tuple[int, int] | None:
         chunk, file = row.fields.get(f"{prefix}/chunk_index"), row.fields.get(f"{prefix}/file_index")
-        return None if chunk is None or file is None else (int(chunk), int(file))
+        if chunk is None or file is None:
+            return None
+        return _whole(chunk, f"{prefix}/chunk_index", self.root), _whole(file, f"{prefix}/file_index", self.root)
 
     def _path(self, template: str, numbers: dict[str, Any]) -> Path:
         try:
             return self.root / template.format(**numbers)
         except (KeyError, IndexError, ValueError) as error:
-            message = f"'{self.root}/meta/info.json' has the path template {template!r}, which cannot be filled in ({error}); known are: {listing(numbers)}."
+            message = (
+                f"'{self.root}/meta/info.json' has the path template {template!r}, which cannot be filled in "
+                f"({error}); known are: {listing(numbers)}. Mend: correct the template."
+            )
             raise DatasetError(message) from None
 
 
 def _v21_numbers(layout: Layout, episode: int) -> dict[str, Any]:
     chunk = episode // int(layout.info.get("chunks_size") or 1000)
     return {"episode_chunk": chunk, "chunk_index": chunk, "episode_index": episode, "file_index": episode}
+
+
+def _v30_numbers(chunk: int, file: int) -> dict[str, Any]:
+    return {"episode_chunk": chunk, "chunk_index": chunk, "file_index": file}
+
+
+def _whole(value: object, name: str, where: Path) -> int:
+    """A whole number of the metadata, which may be a list of one or a float; a DatasetError names what is not."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, int | float) and math.isfinite(value) and value == int(value):
+        return int(value)
+    message = f"'{where}' has {value!r} as {name}, where a whole number is needed. Mend: correct the metadata."
+    raise DatasetError(message)
 
 
 def read_layout(root: Path) -> Layout:
@@ -111,61 +130,81 @@ def read_layout(root: Path) -> Layout:
         raise DatasetNotFound(message)
     info_path = root / "meta" / "info.json"
     if not info_path.is_file():
-        message = f"'{root}' is not a LeRobot dataset: it has no meta/info.json. Mend: give the folder that holds meta/ and data/."
+        message = (
+            f"'{root}' is not a LeRobot dataset: it has no meta/info.json. "
+            "Mend: give the folder that holds meta/ and data/."
+        )
         raise DatasetError(message)
     info = _read_json(info_path)
     found = str(info.get("codebase_version"))
     if found not in _READ_AS:
-        message = f"'{root}' says codebase_version {found!r}; Regrasp reads v2.1 and v3.0. Mend: convert it with LeRobot's own converters."
+        message = (
+            f"'{root}' says codebase_version {found!r}; Regrasp reads v2.1 and v3.0. "
+            "Mend: convert it with LeRobot's own converters."
+        )
         raise DatasetError(message)
     fps = info.get("fps")
     if not isinstance(fps, int | float) or not fps > 0:
-        message = f"'{info_path}' needs a positive number of frames per second under 'fps'; found {fps!r}."
+        message = (
+            f"'{info_path}' needs a positive number of frames per second under 'fps'; found {fps!r}. Mend: add it."
+        )
         raise DatasetError(message)
     notes: list[str] = []
     episodes = _read_episodes(root, notes)
-    return Layout(root=root, version=_READ_AS[found], info=info, tasks=_read_tasks(root), episodes=episodes, notes=notes)
+    return Layout(
+        root=root, version=_READ_AS[found], info=info, tasks=_read_tasks(root), episodes=episodes, notes=notes
+    )
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_bytes())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         message = f"'{path}' is not valid JSON ({error}). Mend: restore it from its source."
         raise DatasetError(message) from None
     if not isinstance(value, dict):
-        message = f"'{path}' holds a {type(value).__name__} where an object is needed."
+        message = (
+            f"'{path}' holds a {type(value).__name__} where an object is needed. Mend: restore it from its source."
+        )
         raise DatasetError(message)
     return value
 
 
 def _read_json_lines(path: Path) -> list[dict[str, Any]]:
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
         if not line.strip():
             continue
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            row = json.loads(line)
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
             message = f"'{path}', line {number}, is not valid JSON ({error}). Mend: restore it from its source."
             raise DatasetError(message) from None
+        if not isinstance(row, dict):
+            message = f"'{path}', line {number}, holds no object: {row!r:.80}. Mend: restore it from its source."
+            raise DatasetError(message)
+        rows.append(row)
     return rows
 
 
 def _read_tasks(root: Path) -> dict[int, str]:
     parquet, lines = root / "meta" / "tasks.parquet", root / "meta" / "tasks.jsonl"
     if parquet.is_file():
-        table = open_parquet(parquet).read()
+        table = read_table(parquet)
         text = next((name for name in ("task", "__index_level_0__") if name in table.column_names), None)
         if text is None or "task_index" not in table.column_names:
-            message = f"'{parquet}' needs the columns task and task_index; found: {listing(table.column_names)}."
+            found = listing(table.column_names)
+            message = (
+                f"'{parquet}' needs the columns task and task_index; found: {found}. Mend: restore it from its source."
+            )
             raise DatasetError(message)
         pairs = zip(table["task_index"].to_pylist(), table[text].to_pylist(), strict=True)
     elif lines.is_file():
         pairs = ((row.get("task_index"), row.get("task")) for row in _read_json_lines(lines))
     else:
         return {}
-    return {int(index): str(task) for index, task in pairs if index is not None and task is not None and str(task).strip()}
+    texts = [(index, str(task)) for index, task in pairs if index is not None and task is not None]
+    return {_whole(index, "task_index", root / "meta"): text for index, text in texts if text.strip()}
 
 
 def _read_episodes(root: Path, notes: list[str]) -> dict[int, EpisodeRow]:
@@ -176,35 +215,31 @@ def _read_episodes(root: Path, notes: list[str]) -> dict[int, EpisodeRow]:
     elif lines.is_file():
         rows = _read_json_lines(lines)
     else:
-        message = f"'{root}' has neither meta/episodes.jsonl (v2.1) nor meta/episodes/*/*.parquet (v3.0). Mend: restore meta/ from its source."
+        message = (
+            f"'{root}' has neither meta/episodes.jsonl (v2.1) nor meta/episodes/*/*.parquet (v3.0). "
+            "Mend: restore meta/ from its source."
+        )
         raise DatasetError(message)
     episodes: dict[int, EpisodeRow] = {}
     for row in rows:
-        if row.get("episode_index") is None:
-            message = f"'{root}/meta' has an episode without episode_index: {str(row)[:120]}"
-            raise DatasetError(message)
-        number = int(row.pop("episode_index"))
+        number = _whole(row.pop("episode_index", None), "an episode's episode_index", root / "meta")
         if number in episodes:
             notes.append(f"meta lists episode {number} twice; the first is used")
             continue
-        length, tasks = row.pop("length", None), row.pop("tasks", None)
+        length, tasks = _stated_length(row.pop("length", None), number, root), row.pop("tasks", None)
         tasks = [tasks] if isinstance(tasks, str) else tasks or []
         texts = tuple(sys.intern(str(task)) for task in tasks if str(task).strip())
-        episodes[number] = EpisodeRow(
-            episode_index=number, length=None if length is None else int(length), tasks=texts, fields=row
-        )
+        episodes[number] = EpisodeRow(episode_index=number, length=length, tasks=texts, fields=row)
     return episodes
 
 
+def _stated_length(value: object, number: int, root: Path) -> int | None:
+    missing = value is None or (isinstance(value, float) and math.isnan(value))
+    return None if missing else _whole(value, f"the length of episode {number}", root / "meta")
+
+
 def _parquet_rows(path: Path) -> list[dict[str, Any]]:
-    file = open_parquet(path)
-    names = [name for name in file.schema_arrow.names if not name.startswith("stats/")]
-    table = file.read(columns=names)
-    columns = {name: _plain(table[name], name) for name in names}
-    return [dict(zip(names, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-
-def _plain(column: Any, name: str) -> list[Any]:  # noqa: ANN401 - a chunked array
-    if name in {"episode_index", "length"}:
-        return np.asarray(to_numpy(column, name)).reshape(-1).tolist()
-    return column.to_pylist()
+    names = [name for name in open_parquet(path).schema_arrow.names if not name.startswith("stats/")]
+    table = read_table(path, names)
+    columns = [table[name].to_pylist() for name in names]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]

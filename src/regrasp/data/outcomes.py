@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regrasp.core.errors import OutcomeError, listing
+from regrasp.core.errors import DatasetError, OutcomeError, listing
 from regrasp.core.outcome import Outcome, Source
-from regrasp.data.columns import open_parquet
+from regrasp.data.columns import read_table
+from regrasp.data.sidecar import read_provenance
 
 if TYPE_CHECKING:
     from regrasp.data.dataset import Dataset
@@ -59,13 +60,14 @@ def read_outcomes(dataset: "Dataset", given: dict[int, Outcome] | None = None, *
     _check_given(dataset, given, numbers)
     if dataset.source is Source.DEMO:
         contrary = [n for n, (outcome, _) in index.flags.items() if outcome is Outcome.FAILURE]
-        text = f"{dataset.name}: {len(contrary)} demonstrations are flagged as failures ({index.flag_column}): {listing(contrary)}; they count as successes"
+        flagged = f"{len(contrary)} demonstrations are flagged as failures ({index.flag_column}): {listing(contrary)}"
+        text = f"{dataset.name}: {flagged}; they count as successes"
         return Outcomes(
             by_episode=dict.fromkeys(numbers, Outcome.SUCCESS),
             read_from=dict.fromkeys(numbers, "demonstration"),
             warnings=[text] if contrary else [],
         )
-    sidecar, sidecar_name = _from_sidecar(dataset, tag)
+    sidecar, sidecar_name = _from_sidecar(dataset, numbers, tag)
     by_episode, read_from = {}, {}
     for number in numbers:
         if number in given:
@@ -92,7 +94,10 @@ def _recorded(dataset: "Dataset", number: int) -> tuple[Outcome, str]:
 def _check_given(dataset: "Dataset", given: dict[int, Outcome], numbers: list[int]) -> None:
     strangers = sorted(set(given) - set(numbers))
     if strangers:
-        message = f"--outcomes names episodes that '{dataset.name}' does not have: {listing(strangers)}. It has {listing(numbers)}."
+        message = (
+            f"--outcomes names episodes that '{dataset.name}' does not have: {listing(strangers)}. "
+            f"It has {listing(numbers)}. Mend: correct the file."
+        )
         raise OutcomeError(message)
     failures = [number for number, outcome in given.items() if outcome is Outcome.FAILURE]
     if dataset.source is Source.DEMO and failures:
@@ -103,12 +108,13 @@ def _check_given(dataset: "Dataset", given: dict[int, Outcome], numbers: list[in
         raise OutcomeError(message)
 
 
-def _from_sidecar(dataset: "Dataset", tag: str | None) -> tuple[dict[int, Outcome], str]:
+def _from_sidecar(dataset: "Dataset", numbers: list[int], tag: str | None) -> tuple[dict[int, Outcome], str]:
     found = sorted(dataset.sidecar_dir.glob("outcomes_*.parquet"))
     if tag is not None:
         path = dataset.sidecar_dir / f"outcomes_{tag}.parquet"
         if path not in found:
-            message = f"'{dataset.name}' has no outcomes tagged {tag!r}. Found: {listing(p.name for p in found) or 'none'}."
+            names = listing(p.name for p in found) or "none"
+            message = f"'{dataset.name}' has no outcomes tagged {tag!r}. Found: {names}. Mend: name one of these."
             raise OutcomeError(message)
         found = [path]
     if len(found) > 1:
@@ -119,7 +125,21 @@ def _from_sidecar(dataset: "Dataset", tag: str | None) -> tuple[dict[int, Outcom
         raise OutcomeError(message)
     if not found:
         return {}, ""
-    return {number: outcome for _, number, outcome in _rows(found[0])}, found[0].name
+    path = found[0]
+    outcomes = read_outcome_file(path, [dataset.name])[dataset.name]
+    provenance = read_provenance(path)
+    strangers = sorted(set(outcomes) - set(numbers))
+    if strangers or (provenance is not None and provenance.fingerprint != dataset.index().fingerprint):
+        text = (
+            f"it gives outcomes of episodes that are not there: {listing(strangers)}"
+            if strangers
+            else "its rows differ"
+        )
+        message = (
+            f"'{path}' was made from another version of '{dataset.path}' ({text}). Mend: make it again, or remove it."
+        )
+        raise OutcomeError(message)
+    return outcomes, path.name
 
 
 def read_outcome_file(path: Path, datasets: list[str]) -> dict[str, dict[int, Outcome]]:
@@ -138,38 +158,64 @@ def read_outcome_file(path: Path, datasets: list[str]) -> dict[str, dict[int, Ou
     outcomes: dict[str, dict[int, Outcome]] = {name: {} for name in datasets}
     for name, number, outcome in _rows(path):
         if name is None and len(datasets) != 1:
-            message = f"'{path}' needs a column 'dataset', because the run has {len(datasets)} rollout datasets: {listing(datasets)}."
+            run = f"the run has {len(datasets)} rollout datasets: {listing(datasets)}"
+            message = f"'{path}' needs a column 'dataset', because {run}. Mend: add it."
             raise OutcomeError(message)
         name = datasets[0] if name is None else name
         if name not in outcomes:
-            message = f"'{path}' names the dataset {name!r}; the run's rollout datasets are: {listing(datasets)}."
+            known = f"the run's rollout datasets are: {listing(datasets)}"
+            message = f"'{path}' names the dataset {name!r}; {known}. Mend: correct the file."
             raise OutcomeError(message)
         if outcomes[name].get(number, outcome) is not outcome:
-            message = f"'{path}' gives episode {number} of '{name}' two different outcomes."
+            message = f"'{path}' gives episode {number} of '{name}' two different outcomes. Mend: keep one of them."
             raise OutcomeError(message)
         outcomes[name][number] = outcome
     return outcomes
 
 
 def _rows(path: Path) -> list[tuple[str | None, int, Outcome]]:
-    if not path.is_file():
-        message = f"There is no outcome file '{path}'."
-        raise OutcomeError(message)
-    if path.suffix == ".parquet":
-        rows = open_parquet(path).read().to_pylist()
-    else:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file))
+    """The rows of an outcome file: dataset, episode and outcome."""
     parsed = []
-    for line, row in enumerate(rows, 2):
-        outcome = Outcome.parse(row.get("outcome"))
-        try:
-            number = int(row["episode_index"])
-        except (KeyError, TypeError, ValueError):
-            message = f"'{path}', row {line}: needs a whole number under 'episode_index'; found the columns {listing(row)} and the values {listing(row.values())}."
-            raise OutcomeError(message) from None
-        if outcome is Outcome.UNKNOWN and str(row.get("outcome")).strip().lower() != "unknown":
-            message = f"'{path}', row {line}: needs success, failure or unknown under 'outcome'; found {row.get('outcome')!r}."
+    for place, row in _raw_rows(path):
+        number = _episode_number(row.get("episode_index"))
+        if number is None:
+            found = f"the columns {listing(row)} and the values {listing(row.values())}"
+            message = f"{place}: needs a whole number under 'episode_index'; found {found}. Mend: correct it."
+            raise OutcomeError(message)
+        said = row.get("outcome")
+        outcome = Outcome.parse(said)
+        if outcome is Outcome.UNKNOWN and str(said).strip().lower() != "unknown":
+            message = f"{place}: needs success, failure or unknown under 'outcome'; found {said!r}. Mend: correct it."
             raise OutcomeError(message)
         parsed.append((row.get("dataset") or None, number, outcome))
+    if not parsed:
+        message = f"'{path}' has no rows. Mend: give the columns episode_index and outcome, and a row for each episode."
+        raise OutcomeError(message)
     return parsed
+
+
+def _raw_rows(path: Path) -> list[tuple[str, dict[str, object]]]:
+    """Each row with the words for where it stands."""
+    if not path.is_file():
+        message = f"There is no outcome file '{path}'. Mend: correct the path."
+        raise OutcomeError(message)
+    try:
+        if path.suffix == ".parquet":
+            return [(f"'{path}', row {n}", row) for n, row in enumerate(read_table(path).to_pylist(), 1)]
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, skipinitialspace=True)
+            return [(f"'{path}', line {reader.line_num}", dict(row)) for row in reader]
+    except DatasetError as error:
+        raise OutcomeError(str(error)) from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        message = f"'{path}' cannot be read as csv ({error}). Mend: save it as UTF-8 text with commas, or as .parquet."
+        raise OutcomeError(message) from None
+
+
+def _episode_number(value: object) -> int | None:
+    """The whole number that a cell holds, as text or as a number; None for anything else."""
+    try:
+        number = float(value) if isinstance(value, str | int | float) else float("nan")
+    except ValueError:
+        return None
+    return int(number) if number.is_integer() else None

@@ -1,7 +1,12 @@
 """What video files say of themselves, without decoding them."""
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,15 +38,19 @@ def probe(path: Path) -> VideoFacts:
     from av.error import FFmpegError
 
     try:
-        with av.open(str(path)) as container:
-            if not container.streams.video:
-                return VideoFacts(trouble="holds no video stream")
-            stream = container.streams.video[0]
-            return VideoFacts(
-                codec=stream.codec_context.codec.canonical_name,
-                height=stream.codec_context.height,
-                width=stream.codec_context.width,
-                frames=stream.frames,
-            )
+        with contextlib.closing(av.open(str(path))) as container:
+            return _facts(container)
     except (FFmpegError, OSError) as error:
         return VideoFacts(trouble=f"cannot be opened as a video ({error.strerror or error})")
+
+
+def _facts(container: "InputContainer") -> VideoFacts:
+    if not container.streams.video:
+        return VideoFacts(trouble="holds no video stream")
+    stream = container.streams.video[0]
+    return VideoFacts(
+        codec=stream.codec_context.codec.canonical_name,
+        height=stream.codec_context.height,
+        width=stream.codec_context.width,
+        frames=stream.frames,
+    )

@@ -1,6 +1,7 @@
 """The files that RLinf keeps beside its sidecars: ``stats.json`` and ``mixture_config.yaml``."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -21,11 +22,16 @@ def write_stats(transaction: Transaction, dataset: Dataset, statistics: dict[str
     path = dataset.path / "meta" / "stats.json"
     try:
         stats = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except json.JSONDecodeError as error:
-        message = f"'{path}' is not valid JSON ({error}), so nothing can be added to it. Mend: restore it, or leave --update-meta off."
-        raise DatasetError(message) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DatasetError(_unusable(path, f"is not valid JSON ({error})")) from None
+    if not isinstance(stats, dict):
+        raise DatasetError(_unusable(path, "holds no object"))
     stats |= {name: {key: float(value) for key, value in values.items()} for name, values in statistics.items()}
     transaction.create(path).write((json.dumps(stats, indent=2) + "\n").encode())
+
+
+def _unusable(path: Path, why: str) -> str:
+    return f"'{path}' {why}, so nothing can be added to it. Mend: restore it, or leave --update-meta off."
 
 
 def read_mixture(dataset: Dataset) -> dict[str, Any]:
@@ -35,10 +41,15 @@ def read_mixture(dataset: Dataset) -> dict[str, Any]:
         return {}
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         message = f"'{path}' is not YAML: {' '.join(str(error).split())}. Mend: restore or remove it."
         raise DatasetError(message) from None
-    return content if isinstance(content, dict) else {}
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or not isinstance(content.get("tags") or {}, dict):
+        message = f"'{path}' does not hold what RLinf keeps there. Mend: restore or remove it."
+        raise DatasetError(message)
+    return content
 
 
 def mixture_with(old: dict[str, Any], run: dict[str, Any], tag: str, entry: dict[str, Any]) -> bytes:

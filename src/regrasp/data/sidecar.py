@@ -13,7 +13,17 @@ import pyarrow.parquet as pq
 
 from regrasp.core.errors import MissingSidecar, SidecarError, listing, nearest
 from regrasp.core.provenance import Provenance
-from regrasp.data.columns import Block, ColumnStream, open_parquet, read_blocks, scalars, texts_to_arrow, to_arrow, to_numpy
+from regrasp.data.columns import (
+    Block,
+    ColumnStream,
+    open_parquet,
+    read_blocks,
+    read_table,
+    scalars,
+    texts_to_arrow,
+    to_arrow,
+    to_numpy,
+)
 from regrasp.data.dataset import Dataset
 from regrasp.data.index import EpisodeIndex
 from regrasp.data.storage import Transaction
@@ -59,13 +69,14 @@ class SidecarWriter:
         schema = SCHEMAS[kind]
         text = [field.name for field in schema if pa.types.is_string(field.type)]
         whole = [field.name for field in schema if pa.types.is_integer(field.type)]
-        self._schema = pa.schema([(f.name, pa.dictionary(pa.int32(), pa.string())) if f.name in text else f for f in schema])
+        coded_text = pa.dictionary(pa.int32(), pa.string())
+        self._schema = pa.schema([pa.field(f.name, coded_text) if f.name in text else f for f in schema])
         self._writer = pq.ParquetWriter(
             transaction.create(path),
             self._schema,
             compression="zstd",
             compression_level=1,
-            use_dictionary=text,
+            use_dictionary=text,  # type: ignore[arg-type] - arrow takes a list of columns too
             column_encoding=dict.fromkeys(whole, "DELTA_BINARY_PACKED"),
             store_schema=False,
         )
@@ -87,9 +98,19 @@ def coded(codes: np.ndarray, texts: Sequence[str]) -> pa.DictionaryArray:
 
 
 def read_provenance(path: Path) -> Provenance | None:
-    """The provenance inside a sidecar; None for a file that Regrasp did not write."""
+    """The provenance inside a sidecar; None for a file that Regrasp did not write.
+
+    Raises:
+        SidecarError: It cannot be read.
+    """
     metadata = open_parquet(path).metadata.metadata or {}
-    return Provenance.from_json(metadata[_METADATA_KEY]) if _METADATA_KEY in metadata else None
+    if _METADATA_KEY not in metadata:
+        return None
+    try:
+        return Provenance.from_json(metadata[_METADATA_KEY])
+    except (ValueError, TypeError) as error:
+        message = f"'{path}' holds a provenance that cannot be read ({error}). Mend: make it again with --overwrite."
+        raise SidecarError(message) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,17 +142,28 @@ class Sidecar:
         return set((self.provenance.notes if self.provenance else {}).get("excluded", []))
 
     def stream(self, columns: Sequence[str], positions: np.ndarray) -> ColumnStream:
-        """Columns of the episodes at ``positions`` of the dataset's index, in that order; every row's key is checked."""
+        """Columns of the episodes at ``positions`` of the dataset's index, ascending; every row's key is checked.
+
+        Raises:
+            SidecarError: It has other rows than the dataset, or an episode at ``positions`` was left out of it.
+        """
+        numbers = self.dataset.index().episode_index[positions].tolist()
+        lacking = [number for number in numbers if number in self.excluded]
+        if lacking:
+            message = (
+                f"'{self.path}' leaves out the episodes {listing(lacking)} of '{self.dataset.path}', which are needed. "
+                f"Mend: make it again with `{self.command} … --tag {self.tag} --overwrite`."
+            )
+            raise SidecarError(message)
         blocks = _checked_blocks(self, list(columns), positions)
         return ColumnStream(blocks, f"'{self.path}'")
 
 
 _COMMANDS: dict[str, str] = {
-    "outcomes": "regrasp outcomes",
     "returns": "regrasp returns",
     "values": "regrasp value predict",
     "advantages": "regrasp advantages",
-    "progress": "regrasp value predict --progress",
+    "progress": "regrasp progress",
 }
 
 
@@ -160,7 +192,8 @@ def open_sidecar(dataset: Dataset, kind: Kind, tag: str, *, reader: str) -> Side
     missing = [field.name for field in SCHEMAS[kind] if field.name not in open_parquet(path).schema_arrow.names]
     missing = [name for name in missing if name not in {"prompt", "dataset_name"}]
     if missing:
-        message = f"'{path}' lacks the columns {listing(missing)}. Mend: make it again with `{_COMMANDS[kind]} --overwrite`."
+        mend = f"Mend: make it again with `{_COMMANDS[kind]} … --tag {tag} --overwrite`"
+        message = f"'{path}' lacks the columns {listing(missing)}. {mend}."
         raise SidecarError(message)
     provenance = read_provenance(path)
     sidecar = Sidecar(dataset=dataset, kind=kind, tag=tag, path=path, provenance=provenance)
@@ -172,8 +205,7 @@ def open_sidecar(dataset: Dataset, kind: Kind, tag: str, *, reader: str) -> Side
 
 def _stale(sidecar: Sidecar, index: EpisodeIndex) -> SidecarError:
     when = f" on {sidecar.provenance.created}" if sidecar.provenance and sidecar.provenance.created else ""
-    keys = _read_sorted(sidecar.path, [])
-    change = describe_change(index, keys["episode_index"], sidecar.excluded)
+    change = describe_change(index, _read_sorted(sidecar.path, []), sidecar.excluded)
     text = change or "the same frames, but other timestamps or task texts"
     message = (
         f"'{sidecar.path}' was written{when} from another version of '{sidecar.dataset.path}': the dataset now holds "
@@ -182,24 +214,29 @@ def _stale(sidecar: Sidecar, index: EpisodeIndex) -> SidecarError:
     return SidecarError(message)
 
 
-def describe_change(index: EpisodeIndex, episodes: np.ndarray, excluded: set[int]) -> str | None:
-    """How a dataset's episodes differ from the rows of a sidecar, in words; None where their lengths agree.
+def describe_change(index: EpisodeIndex, rows: Block, excluded: set[int]) -> str | None:
+    """How a dataset's frames differ from the rows of a sidecar, in words; None where they are the same.
 
     Args:
         index: The dataset as it is.
-        episodes: The sidecar's ``episode_index`` column.
+        rows: The sidecar's ``episode_index`` and ``frame_index``, sorted.
         excluded: Episodes that the sidecar left out on purpose.
     """
-    numbers, counts = np.unique(episodes, return_counts=True)
+    numbers, starts, counts = np.unique(rows["episode_index"], return_index=True, return_counts=True)
     before = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+    first = dict(zip(numbers.tolist(), starts.tolist(), strict=True))
     now = dict(zip(index.episode_index.tolist(), index.length.tolist(), strict=True))
     added = [n for n in now if n not in before and n not in excluded]
     removed = [n for n in before if n not in now]
     changed = [f"{n} ({now[n]} frames, {before[n]} in the sidecar)" for n in now if n in before and now[n] != before[n]]
+    same = [n for n in now if before.get(n) == now[n]]
+    frames = {n: rows["frame_index"][first[n] : first[n] + now[n]] for n in same}
+    renumbered = [n for n in same if not np.array_equal(frames[n], index.frames(index.position(n)))]
     parts = [
         f"episodes that it lacks ({listing(added)})" if added else "",
         f"none of its episodes {listing(removed)}" if removed else "",
         f"another number of frames in episode {listing(changed, 4)}" if changed else "",
+        f"other frame numbers in episode {listing(renumbered)}" if renumbered else "",
     ]
     return "; ".join(part for part in parts if part) or None
 
@@ -207,10 +244,14 @@ def describe_change(index: EpisodeIndex, episodes: np.ndarray, excluded: set[int
 def _read_sorted(path: Path, columns: list[str]) -> Block:
     """A whole file in canonical order; for files that are not sorted, and for messages."""
     names = list(dict.fromkeys([*_ROW_KEYS, *columns]))
-    table = open_parquet(path).read(columns=names, use_threads=False)
-    block = {name: scalars(table[name], name, np.int64) if name in _ROW_KEYS else to_numpy(table[name], name) for name in names}
+    block = _block(read_table(path, names), names)
     order = np.lexsort([block["frame_index"], block["episode_index"]])
     return {name: values[order] for name, values in block.items()}
+
+
+def _block(table: pa.Table, names: list[str]) -> Block:
+    keys = {name: scalars(table[name], name, np.int64) for name in _ROW_KEYS}
+    return keys | {name: to_numpy(table[name], name) for name in names if name not in keys}
 
 
 def _checked_blocks(sidecar: Sidecar, columns: list[str], positions: np.ndarray) -> Iterator[Block]:
@@ -219,10 +260,12 @@ def _checked_blocks(sidecar: Sidecar, columns: list[str], positions: np.ndarray)
     covered = np.array([p for p in range(len(index.length)) if int(index.episode_index[p]) not in sidecar.excluded])
     wanted = np.isin(covered, positions)
     expected = _ExpectedKeys(index, covered, wanted)
+    if open_parquet(sidecar.path).metadata.num_rows != int(index.length[covered].sum()):
+        raise _rows_differ(sidecar, index)
     names = list(dict.fromkeys([*_ROW_KEYS, *columns]))
     done = 0
     for table in read_blocks(sidecar.path, names):
-        block = {name: scalars(table[name], name, np.int64) if name in _ROW_KEYS else to_numpy(table[name], name) for name in names}
+        block = _block(table, names)
         keep = expected.matches(block)
         if keep is None:
             break
@@ -232,10 +275,8 @@ def _checked_blocks(sidecar: Sidecar, columns: list[str], positions: np.ndarray)
         return
     whole = _read_sorted(sidecar.path, columns)
     episode, frame = index.keys(covered)
-    if len(episode) != len(whole["episode_index"]) or not (
-        np.array_equal(episode, whole["episode_index"]) and np.array_equal(frame, whole["frame_index"])
-    ):
-        raise _rows_differ(sidecar, index, whole)
+    if not (np.array_equal(episode, whole["episode_index"]) and np.array_equal(frame, whole["frame_index"])):
+        raise _rows_differ(sidecar, index)
     keep = np.repeat(wanted, index.length[covered])[done:]
     yield {name: whole[name][done:][keep] for name in columns}
 
@@ -276,8 +317,8 @@ class _ExpectedKeys:
         return self.episode == len(self.covered)
 
 
-def _rows_differ(sidecar: Sidecar, index: EpisodeIndex, whole: Block) -> SidecarError:
-    change = describe_change(index, whole["episode_index"], sidecar.excluded) or "other frame numbers"
+def _rows_differ(sidecar: Sidecar, index: EpisodeIndex) -> SidecarError:
+    change = describe_change(index, _read_sorted(sidecar.path, []), sidecar.excluded) or "rows of other episodes"
     message = (
         f"'{sidecar.path}' does not have the rows of '{sidecar.dataset.path}': the dataset holds {change}. "
         f"Mend: make it again with `{sidecar.command} … --tag {sidecar.tag} --overwrite`."
@@ -308,9 +349,13 @@ def existing_is_same(path: Path, provenance: Provenance, *, overwrite: bool) -> 
         how = "it was not written by Regrasp, or is damaged"
     else:
         changed = [k for k in provenance.config if old.config.get(k) != provenance.config[k]]
-        how = "; ".join(_difference(k, old.config.get(k), provenance.config[k]) for k in changed)
-        how = how or ("the dataset has changed" if old.fingerprint != provenance.fingerprint else "its inputs have changed")
-    message = f"'{path}' exists already, and would not be the same: {how}. Mend: choose another --tag, or replace it with --overwrite."
+        dataset = "the dataset has changed" if old.fingerprint != provenance.fingerprint else "its inputs have changed"
+        stage = f"it was written by `regrasp {old.stage}`" if old.stage != provenance.stage else dataset
+        how = "; ".join(_difference(k, old.config.get(k), provenance.config[k]) for k in changed) or stage
+    message = (
+        f"'{path}' exists already, and would not be the same: {how}. "
+        "Mend: choose another --tag, or replace it with --overwrite."
+    )
     raise SidecarError(message)
 
 

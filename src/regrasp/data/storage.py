@@ -1,7 +1,9 @@
 """Files that appear whole or not at all.
 
 A transaction prepares every file of a stage without a name (``O_TMPFILE``, where the file system has it), so that a
-process killed at any moment leaves nothing behind, and publishes them together at the end, under a lock.
+process killed while writing leaves nothing behind, and publishes them one right after the other at the end, under a
+lock. Linux cannot give a nameless file a name that is taken: it gets a passing name first, in the same instant. Should
+a process be killed within that instant, the next commit in the folder removes the passing name.
 """
 
 import contextlib
@@ -10,6 +12,7 @@ import fcntl
 import json
 import os
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +23,7 @@ import numpy as np
 
 from regrasp.core.errors import StorageError
 
+_PASSING = ".publish"
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_PERMISSION = {errno.EROFS, errno.EACCES, errno.EPERM}
 
@@ -32,7 +36,7 @@ class _Prepared:
 
 
 class Transaction:
-    """New files that become visible together, or not at all.
+    """New files that are all complete on disk before the first of them becomes visible.
 
     Used as a context manager; what was not committed when the block ends is discarded.
     """
@@ -82,7 +86,9 @@ class Transaction:
             The published paths.
         """
         try:
-            with _locked({prepared.target.parent for prepared in self._prepared}):
+            for prepared in self._prepared:  # a run that failed may have taken its new folder away again
+                prepared.target.parent.mkdir(parents=True, exist_ok=True)
+            with _locked({prepared.target.parent.resolve() for prepared in self._prepared}):
                 if guard is not None:
                     guard()
                 for prepared in self._prepared:
@@ -133,8 +139,8 @@ def _prepare(target: Path) -> _Prepared:
                 raise
         else:
             return _Prepared(target, os.fdopen(descriptor, "w+b"), None)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    return _Prepared(target, temporary.open("w+b"), temporary)
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+    return _Prepared(target, temporary.open("x+b"), temporary)
 
 
 def _publish(prepared: _Prepared) -> None:
@@ -156,9 +162,7 @@ def _name(descriptor: int, name: str, directory: int) -> None:
     try:
         os.link(unnamed, name, dst_dir_fd=directory)
     except FileExistsError:
-        stage = f".{name}.publish"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(stage, dir_fd=directory)  # of a process killed between the next two lines
+        stage = f".{name}{_PASSING}"
         os.link(unnamed, stage, dst_dir_fd=directory)
         os.replace(stage, name, src_dir_fd=directory, dst_dir_fd=directory)
 
@@ -173,6 +177,8 @@ def _locked(directories: Sequence[Path] | set[Path]) -> Iterator[None]:
             descriptors.append(descriptor)
             with contextlib.suppress(OSError):  # a file system without locks: renames stay atomic
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
+            for leftover in directory.glob(f".*{_PASSING}"):  # of a process killed while it held the lock
+                leftover.unlink(missing_ok=True)
         yield
     finally:
         for descriptor in descriptors:
@@ -198,7 +204,8 @@ class Spool:
 
     def __init__(self) -> None:
         """Start empty, in the system's folder for temporary files."""
-        self._groups, self._values = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        self._groups = tempfile.TemporaryFile()  # noqa: SIM115 - closed by ``close``
+        self._values = tempfile.TemporaryFile()  # noqa: SIM115
         self.counts = np.zeros(0, dtype=np.int64)
         """Rows of each group."""
 

@@ -32,7 +32,8 @@ def two_hot(targets: Float[np.ndarray, " B"]) -> tuple[Int[np.ndarray, " B"], Fl
     targets = np.asarray(targets, dtype=np.float64)
     outside = ~((targets >= -1.0) & (targets <= 0.0))
     if outside.any():
-        message = f"Targets lie in [-1, 0]; found {targets[outside][0]!r}. Convert returns with their ReturnScale first."
+        first = float(targets[outside][0])
+        message = f"Targets lie in [-1, 0]; found {first}. Convert returns with their ReturnScale first."
         raise ValueError(message)
     position = (targets + 1.0) * (ATOMS - 1)
     nearest_atom = np.rint(position)

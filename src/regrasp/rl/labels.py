@@ -1,6 +1,7 @@
 """From advantages to labels: a threshold, a strict comparison, and what is positive by rule.
 
-Source: RECAP, arXiv:2511.14759, section V-D and appendix F: the indicator is A > epsilon, epsilon per task; corrections are positive.
+Source: RECAP, arXiv:2511.14759, section V-D and appendix F: the indicator is A > epsilon, epsilon per task; corrections
+are positive.
 """
 
 from typing import Literal
