@@ -71,8 +71,9 @@ def lookahead_sums(
 ) -> LookaheadSums:
     """The parts of ``n_step_advantage``, whose arguments they share; the values may have a unit of their own.
 
-    Undiscounted sums are differences of one running total, exact for rewards that are whole numbers; discounted ones are
-    added term by term for every episode at once, which keeps them within float64 rounding of the definition.
+    Undiscounted sums are differences of a running total: one over all episodes where rewards are whole numbers, and so
+    exact; else one for each episode, so that no episode's rounding depends on those before it. Discounted sums are added
+    term by term for every episode at once, which keeps them within float64 rounding of the definition.
     """
     if lookahead < 1:
         message = f"The lookahead is at least 1 frame; found {lookahead}."
@@ -88,11 +89,27 @@ def lookahead_sums(
     after = rows + steps
     value_next = np.where(after < ends, np.asarray(values, dtype=np.float64)[np.minimum(after, total - 1)], bootstrap)
     if discount == 1.0:
-        running = np.concatenate([[0.0], np.cumsum(rewards)])
-        reward_sum = running[after] - running[rows]
+        reward_sum = _plain_sums(rewards, lengths, rows, after)
     else:
         reward_sum = _discounted_sums(rewards, steps, discount)
     return LookaheadSums(reward_sum, value_next, steps)
+
+
+def _plain_sums(
+    rewards: Float[np.ndarray, " R"],
+    lengths: Int[np.ndarray, " E"],
+    rows: Int[np.ndarray, " R"],
+    after: Int[np.ndarray, " R"],
+) -> Float[np.ndarray, " R"]:
+    """The sum of ``rewards[rows:after]`` for each row; ``after`` lies within the row's episode."""
+    if (rewards == np.rint(rewards)).all():
+        running = np.concatenate([[0.0], np.cumsum(rewards)])
+        return running[after] - running[rows]
+    starts = np.cumsum(lengths) - lengths
+    totals = [np.cumsum(rewards[start : start + length]) for start, length in zip(starts, lengths, strict=True)]
+    running = np.concatenate([[0.0], *totals])
+    first = np.repeat(starts, lengths)
+    return running[after] - np.where(rows > first, running[rows], 0.0)
 
 
 def _discounted_sums(
