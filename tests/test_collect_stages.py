@@ -17,7 +17,8 @@ from regrasp.core.errors import ConfigError
 
 pytest.importorskip("metaworld", reason="needs the extra metaworld")
 
-REACH = ("--env", "metaworld:reach-v3", "--max-episode-steps", "30", "--workers", "0", "--copies", "4")
+SHORT = ("--max-episode-steps", "30", "--copies", "4")
+REACH = ("--env", "metaworld:reach-v3", *SHORT, "--workers", "0")
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +50,9 @@ def files(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
-def rollout(checkpoint: Path, path: Path, *more: str) -> int:
-    return main(["rollout", str(checkpoint), *REACH, "--record", str(path), "--episodes", "10", *more])
+def rollout(checkpoint: Path, path: Path, workers: int = 0) -> int:
+    run = ["rollout", str(checkpoint), "--env", "metaworld:reach-v3", *SHORT, "--workers", str(workers)]
+    return main([*run, "--record", str(path), "--episodes", "10"])
 
 
 def test_a_rollout_is_recorded_with_outcomes_and_the_policy_s_fingerprint(checkpoint: Path, tmp_path: Path):
@@ -64,8 +66,8 @@ def test_a_rollout_is_recorded_with_outcomes_and_the_policy_s_fingerprint(checkp
 
 
 def test_the_same_seeds_give_the_same_files_whatever_the_number_of_workers(checkpoint: Path, tmp_path: Path):
-    rollout(checkpoint, tmp_path / "a")
-    rollout(checkpoint, tmp_path / "b", "--workers", "2")
+    assert rollout(checkpoint, tmp_path / "a") == 0
+    assert rollout(checkpoint, tmp_path / "b", workers=2) == 0
     assert files(tmp_path / "a") == files(tmp_path / "b")
 
 
@@ -131,7 +133,7 @@ def test_an_evaluation_gives_the_same_numbers_again_and_compares_on_equal_states
     ("words", "message"),
     [
         (["--env", "pusht"], r"differ in size: observation.state [39] against [5]"),
-        ([*REACH, "--env", "metaworld:reach-v4"], "Did you mean 'metaworld:reach-v3'"),
+        (["--env", "metaworld:reach-v4"], "Did you mean 'metaworld:reach-v3'"),
         ([*REACH, "--guidance-scale", "2", "--condition", "sideways"], ""),
     ],
 )
