@@ -48,10 +48,8 @@ class _Search:
             greater = values[(keys >> np.uint64(self.shift)) > np.uint64(self.prefix)]
             self.above = min(self.above, greater.min(initial=np.inf))
             keys, values = keys[within], values[within]
-        if self.shift == 0:
-            self.kept = self.kept or [values[:1]]
-        elif self.collects:
-            self.kept.append(values)
+        if self.collects:
+            self.kept.append(values[:1] if self.shift == 0 else values)
         else:
             bins = (keys >> np.uint64(self.shift - _BITS)) & np.uint64((1 << _BITS) - 1)
             counts = np.bincount(bins.astype(np.int64), minlength=1 << _BITS)
