@@ -9,6 +9,7 @@ description hold the same rows.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -114,7 +115,7 @@ class DatasetSpec:
     info: Mapping[str, Any] = field(default_factory=dict)
     """Written over info.json at the end."""
 
-    @property
+    @cached_property
     def numbers(self) -> list[int]:
         """The episode number of each episode."""
         numbers: list[int] = []
@@ -122,7 +123,7 @@ class DatasetSpec:
             numbers.append(episode.index if episode.index is not None else (numbers[-1] + 1 if numbers else 0))
         return numbers
 
-    @property
+    @cached_property
     def task_index(self) -> dict[str, int]:
         """Task text -> task_index, by task_index."""
         numbers = dict(self.task_numbers)

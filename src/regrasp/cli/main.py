@@ -114,6 +114,7 @@ def parse[C](command: str, config_type: type[C], words: list[str]) -> C:
     """
     import tyro
 
+    words = _spell_switches(config_type, words)
     _refuse_repeated(words)
     default = _recipe_defaults(command, config_type, words)
     return typing.cast(C, tyro.cli(config_type, args=words, prog=f"regrasp {command}", default=default))
@@ -145,10 +146,11 @@ def _recipe_defaults[C](command: str, config_type: type[C], words: list[str]) ->
         except ValidationError as error:
             message = f"The recipe '{path}', {command}.{key}: {error.errors()[0]['msg']}; found {value!r}."
             raise ConfigError(message) from None
+    default = object.__new__(config_type)  # not by its own means: what is required may still be missing
     for name, field in fields.items():
-        if name not in values and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            values[name] = tyro.MISSING
-    return config_type(**values)
+        otherwise = tyro.MISSING if field.default is dataclasses.MISSING else field.default
+        object.__setattr__(default, name, values.get(name, otherwise))
+    return default
 
 
 def _beside(recipe: Path, value: object) -> object:
@@ -156,6 +158,21 @@ def _beside(recipe: Path, value: object) -> object:
     if isinstance(value, Path):
         return recipe.parent / value.expanduser()
     return tuple(_beside(recipe, one) for one in value) if isinstance(value, tuple) else value
+
+
+def _spell_switches(config_type: type, words: list[str]) -> list[str]:
+    """Let a switch that may also be left as it was (``bool | None``) be given like any other: ``--x`` or ``--no-x``."""
+    spelled: dict[str, list[str]] = {}
+    for name, kind in typing.get_type_hints(config_type).items():
+        if kind == (bool | None):
+            flag = name.replace("_", "-")
+            spelled |= {f"--{flag}": [f"--{flag}", "True"], f"--no-{flag}": [f"--{flag}", "False"]}
+    following = [*words[1:], ""]
+    return [
+        part
+        for word, after in zip(words, following, strict=True)
+        for part in ([word] if after in {"True", "False", "None"} else spelled.get(word.replace("_", "-"), [word]))
+    ]
 
 
 def _refuse_repeated(words: list[str]) -> None:

@@ -49,11 +49,11 @@ class RelabelConfig(Selection):
     ties: Ties | None = None
     """What a frame exactly at the threshold is."""
     discount_next_value: bool | None = None
-    """Whether the next value is discounted by gamma^n."""
+    """Whether the next value is discounted by gamma^n; --no-discount-next-value turns it off."""
     demos_positive: bool | None = None
-    """Whether demonstrations are positive whatever their advantage."""
+    """Whether demonstrations are positive whatever their advantage; --no-demos-positive turns it off."""
     corrections_positive: bool | None = None
-    """Whether corrections are positive whatever their advantage."""
+    """Whether corrections are positive whatever their advantage; --no-corrections-positive turns it off."""
     correction_column: str | None = None
     """The column that marks corrections, if it is none of the known ones."""
     returns: str | None = None
