@@ -68,6 +68,7 @@ def read_outcomes(dataset: "Dataset", given: dict[int, Outcome] | None = None, *
             warnings=[text] if contrary else [],
         )
     sidecar, sidecar_name = _from_sidecar(dataset, numbers, tag)
+    in_metadata = any("episode_success" in row.fields for row in dataset.meta.episodes.values())
     by_episode, read_from = {}, {}
     for number in numbers:
         if number in given:
@@ -75,15 +76,15 @@ def read_outcomes(dataset: "Dataset", given: dict[int, Outcome] | None = None, *
         elif number in sidecar:
             by_episode[number], read_from[number] = sidecar[number], sidecar_name
         else:
-            by_episode[number], read_from[number] = _recorded(dataset, number)
+            by_episode[number], read_from[number] = _recorded(dataset, number, in_metadata=in_metadata)
     return Outcomes(by_episode=by_episode, read_from=read_from, warnings=[])
 
 
-def _recorded(dataset: "Dataset", number: int) -> tuple[Outcome, str]:
-    """What the dataset itself says of an episode."""
+def _recorded(dataset: "Dataset", number: int, *, in_metadata: bool) -> tuple[Outcome, str]:
+    """What the dataset itself says of an episode. A key that only other episodes have is a null, as parquet stores it."""
     row = dataset.meta.episodes.get(number)
-    if row is not None and "episode_success" in row.fields:
-        value = row.fields["episode_success"]
+    if row is not None and in_metadata:
+        value = row.fields.get("episode_success")
         outcome = Outcome.parse(value)
         reason = "episode_success" if outcome is not Outcome.UNKNOWN else f"episode_success is {value!r}"
         return outcome, reason
