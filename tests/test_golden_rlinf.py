@@ -1,4 +1,4 @@
-"""What RLinf's own code gave for one dataset, in both layouts: the same returns, advantages and labels, file for file."""
+"""What RLinf's own code gave for one dataset, in both layouts: the same returns, advantages and labels."""
 
 import json
 import shutil
