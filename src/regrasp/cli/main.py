@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "value predict": ("regrasp.recap.value_predict", "ValuePredictConfig", "a value for every frame"),
     "advantages": ("regrasp.recap.advantages", "AdvantagesConfig", "an advantage and a label for every frame"),
     "relabel": ("regrasp.recap.relabel", "RelabelConfig", "new labels from stored values"),
+    "policy fit": ("regrasp.recap.policy_fit", "PolicyFitConfig", "train a policy, conditioned on labels or plainly"),
     "progress": ("regrasp.recap.progress", "ProgressConfig", "values as progress, for LeRobot's weighted training"),
     "rollout": ("regrasp.recap.collect_stages", "RolloutConfig", "record a policy's own episodes, with outcomes"),
     "evaluate": ("regrasp.recap.collect_stages", "EvaluateConfig", "success and speed of policies, with intervals"),
