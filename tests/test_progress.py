@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+
 from regrasp.cli.main import main
 from regrasp.core.provenance import Provenance
 from regrasp.data.dataset import Dataset, open_dataset
 from regrasp.data.sidecar import SidecarWriter, sidecar_path
 from regrasp.data.storage import Transaction
-
 from tests.datasets import EpisodeSpec, write_dataset
 
 

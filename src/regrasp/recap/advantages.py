@@ -78,6 +78,35 @@ def run(config: AdvantagesConfig) -> StageResult:
         chunk_rows=config.chunk_rows,
     )
     datasets = open_datasets(config)
+    labellings, advantage, where = _labellings(config, datasets)
+    settings = LabelSettings(
+        positive_fraction=config.positive_fraction,
+        scope=config.scope,
+        pool=resolve_pool(config.pool, labellings),
+        ties=config.ties,
+        demos_positive=config.demos_positive,
+        corrections_positive=config.corrections_positive,
+    )
+    result = label_datasets(
+        labellings,
+        advantage,
+        settings,
+        stage="advantages",
+        tag=config.tag,
+        overwrite=config.overwrite,
+        dry_run=config.dry_run,
+    )
+    head = (
+        f"N {config.lookahead}, gamma {advantage.discount:g}, pool: "
+        f"{settings.pool}{' (auto)' if config.pool == 'auto' else ''}, scale from {where}"
+    )
+    flags = f"--source {shlex.quote(config.tag)} --tag NEW --positive-fraction 0.2"
+    following = next_command("relabel", datasets, config, flags)
+    return StageResult(lines=[head, *result.lines, f"Other thresholds: {following}"], written=result.written)
+
+
+def _labellings(config: AdvantagesConfig, datasets: list[Dataset]) -> tuple[list[Labelling], AdvantageSettings, str]:
+    """Find what each dataset's labels are made from, and where the scale comes from, in words."""
     returns = [(dataset, open_sidecar(dataset, "returns", config.returns, reader="advantages")) for dataset in datasets]
     values = [open_sidecar(dataset, "values", config.values, reader="advantages") for dataset in datasets]
     for dataset, sidecar in returns:
@@ -99,30 +128,7 @@ def run(config: AdvantagesConfig) -> StageResult:
         )
         same_scale(part, value)
         labellings.append(_labelling(part, advantage, reward, value))
-    settings = LabelSettings(
-        positive_fraction=config.positive_fraction,
-        scope=config.scope,
-        pool=resolve_pool(config.pool, labellings),
-        ties=config.ties,
-        demos_positive=config.demos_positive,
-        corrections_positive=config.corrections_positive,
-    )
-    result = label_datasets(
-        labellings,
-        advantage,
-        settings,
-        stage="advantages",
-        tag=config.tag,
-        overwrite=config.overwrite,
-        dry_run=config.dry_run,
-    )
-    head = (
-        f"N {config.lookahead}, gamma {discount:g}, pool: "
-        f"{settings.pool}{' (auto)' if config.pool == 'auto' else ''}, scale from {where}"
-    )
-    flags = f"--source {shlex.quote(config.tag)} --tag NEW --positive-fraction 0.2"
-    following = next_command("relabel", datasets, config, flags)
-    return StageResult(lines=[head, *result.lines, f"Other thresholds: {following}"], written=result.written)
+    return labellings, advantage, where
 
 
 def _labelling(part: Part, advantage: AdvantageSettings, returns: Sidecar, values: Sidecar) -> Labelling:

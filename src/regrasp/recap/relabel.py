@@ -91,18 +91,7 @@ def run(config: RelabelConfig) -> StageResult:
     for dataset, sidecar in sources:
         check_source(dataset, sidecar)
     before = _before(config, sources)
-    wanted: dict[str, Any] = {
-        name: getattr(config, name) if getattr(config, name) is not None else before.get(name) for name in _SETTINGS
-    }
-    if wanted["positive_fraction"] is None:
-        message = f"'{sources[0][1].path}' does not say its positive fraction. Mend: give --positive-fraction."
-        raise ConfigError(message)
-    check_ranges(
-        lookahead=1 if wanted["lookahead"] is None else wanted["lookahead"],
-        discount=wanted["gamma"],
-        positive_fraction=wanted["positive_fraction"],
-        chunk_rows=config.chunk_rows,
-    )
+    wanted = _wanted(config, sources, before)
     given = [name for name in ("lookahead", "gamma", "discount_next_value") if getattr(config, name) is not None]
     recompute = any(getattr(config, name) != before.get(name) for name in given)
     labellings, advantage = _labellings(config, sources, wanted, recompute=recompute)
@@ -134,6 +123,22 @@ def run(config: RelabelConfig) -> StageResult:
 
 
 _SETTINGS = ("positive_fraction", "lookahead", "gamma", *_DEFAULTS)
+
+
+def _wanted(config: RelabelConfig, sources: list[tuple[Dataset, Sidecar]], before: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the new labels: those given, else the source's; refused where out of range."""
+    given = {name: getattr(config, name) for name in _SETTINGS if getattr(config, name) is not None}
+    wanted = {name: given.get(name, before.get(name)) for name in _SETTINGS}
+    if wanted["positive_fraction"] is None:
+        message = f"'{sources[0][1].path}' does not say its positive fraction. Mend: give --positive-fraction."
+        raise ConfigError(message)
+    check_ranges(
+        lookahead=1 if wanted["lookahead"] is None else wanted["lookahead"],
+        discount=wanted["gamma"],
+        positive_fraction=wanted["positive_fraction"],
+        chunk_rows=config.chunk_rows,
+    )
+    return wanted
 
 
 def _before(config: RelabelConfig, sources: list[tuple[Dataset, Sidecar]]) -> dict[str, Any]:
