@@ -75,7 +75,7 @@ class Transaction:
         self._made += reversed(missing)
 
     def commit(self, guard: Callable[[], object] | None = None) -> list[Path]:
-        """Publish every file: contents are on disk before any name changes.
+        """Publish every file, in the order of creation: contents are on disk before any name changes.
 
         Args:
             guard: Called under the lock of all directories, before the first file is published. It refuses by

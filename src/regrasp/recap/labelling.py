@@ -63,13 +63,14 @@ def label_datasets(
         lines = report_lines(labellings, counts, thresholds, settings)
         return StageResult(lines=[*lines, f"Would write {listing(map(str, paths))}"], written=[])
     with Transaction() as transaction:
+        # published before the labels, so that labels that are all there mean that these are too
+        mixtures = [transaction.create(item.part.dataset.sidecar_dir / MIXTURE_FILE) for item in labellings]
         counts = []
         for item, provenance, path in zip(labellings, provenances, paths, strict=True):
             writer = SidecarWriter(transaction, path, "advantages")
             count = _label(item, thresholds, settings, writer)
             writer.close(_with_findings(provenance, item, thresholds, count))
             counts.append(count)
-        mixtures = [transaction.create(item.part.dataset.sidecar_dir / MIXTURE_FILE) for item in labellings]
 
         def guard() -> None:
             all_there()
