@@ -42,7 +42,13 @@ def draw_episodes(frames: int, rng: np.random.Generator) -> dict[str, np.ndarray
     length[-1] -= length.sum() - frames
     offset = np.concatenate([[0], np.cumsum(length)])
     task, success = rng.integers(0, len(TASKS), size=count), rng.random(count) < 0.75
-    return {"length": length, "offset": offset, "task": task, "success": success, "file": offset[:-1] // FRAMES_PER_FILE}
+    return {
+        "length": length,
+        "offset": offset,
+        "task": task,
+        "success": success,
+        "file": offset[:-1] // FRAMES_PER_FILE,
+    }
 
 
 def rows_of(episodes: dict[str, np.ndarray], which: np.ndarray, rng: np.random.Generator) -> pa.Table:
@@ -84,9 +90,7 @@ def write_meta(root: Path, episodes: dict[str, np.ndarray]) -> None:
     table |= {"meta/episodes/chunk_index": zeros, "meta/episodes/file_index": zeros}
     pq.write_table(pa.table(table), root / "meta/episodes/chunk-000/file-000.parquet")
     tasks = pa.table({"task_index": pa.array(range(len(TASKS)), pa.int64()), "task": TASKS})
-    pq.write_table(
-        tasks.replace_schema_metadata({"pandas": json.dumps(TASK_INDEX)}), root / "meta/tasks.parquet"
-    )
+    pq.write_table(tasks.replace_schema_metadata({"pandas": json.dumps(TASK_INDEX)}), root / "meta/tasks.parquet")
     features = {name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in SCALARS.items()}
     features["observation.state"] = {"dtype": "float32", "shape": [STATE], "names": None}
     info = {"codebase_version": "v3.0", "robot_type": "synthetic", "fps": FPS, "features": features}

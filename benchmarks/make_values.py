@@ -39,7 +39,10 @@ def make_values(path: Path, sidecars: Path, returns_tag: str, tag: str) -> None:
             episode, frame = index.keys(positions)
             writer.write({"episode_index": episode, "frame_index": frame, "value": value})
         provenance = Provenance(
-            stage="value predict", config={"made_up": True}, fingerprint=index.fingerprint, scale=returns.provenance.scale
+            stage="value predict",
+            config={"made_up": True},
+            fingerprint=index.fingerprint,
+            scale=returns.provenance.scale,
         )
         writer.close(provenance)
         transaction.commit()

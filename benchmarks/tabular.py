@@ -105,7 +105,9 @@ def report(bench: Bench, costs: Costs, tiny: Costs) -> str:
         start = measure.median(tiny[name]).cpu_s
         each = (cost.cpu_s - start) / bench.frames * 1e6
         ratio = f"{cost.cpu_s / least:.2f}" if "returns" in name else ""
-        parts = [f"{measure.median(costs[f'{name}: {part}']).cpu_s:.2f}" for part in ("read", "write") if "floor" in name]
+        parts = [
+            f"{measure.median(costs[f'{name}: {part}']).cpu_s:.2f}" for part in ("read", "write") if "floor" in name
+        ]
         cells = [f"{cost.cpu_s:.2f}", measure.spread(found), f"{cost.wall_s:.2f}", f"{start:.2f}", f"{each:.3f}"]
         rows.append([name, *cells, " + ".join(parts), ratio, f"{cost.peak_mib:.0f}" if "floor" not in name else ""])
     header = ["", "CPU s", "least-most", "wall s", "of it start-up", "µs CPU a frame after start-up", "read + write"]

@@ -14,8 +14,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import measure
+
+if TYPE_CHECKING:
+    from lerobot.datasets import LeRobotDataset
 
 SIDES = ("decode only", "episode pass, resized", "LeRobotDataset[i], in order")
 LEROBOT_FRAMES = 150
@@ -57,7 +61,7 @@ def items(path: Path, size: int) -> int:
     return LEROBOT_FRAMES
 
 
-def opened_by_lerobot(path: Path) -> "LeRobotDataset":  # noqa: F821 - imported where it is used: it takes seconds
+def opened_by_lerobot(path: Path) -> "LeRobotDataset":
     """Open a dataset with LeRobot; PyAV decodes, so that both sides use one decoder."""
     from lerobot.datasets import LeRobotDataset
 
@@ -76,6 +80,7 @@ def run_side(side: str, path: Path, size: int) -> None:
         opened_by_lerobot(path)[0]
     else:
         import av  # noqa: F401
+
         import regrasp.data.frames  # noqa: F401
     cpu, wall = time.process_time(), time.perf_counter()
     frames = PASSES[side](path, size)
@@ -134,7 +139,14 @@ def report(name: str, found: dict[str, list[tuple[float, float]]]) -> str:
     for side, (cpu, wall) in medians.items():
         cells = [f"{cpu:.2f}", f"{1e3 / cpu:.0f}", f"{least[0] / cpu:.2f}", f"{wall:.2f}", f"{least[1] / wall:.2f}"]
         rows.append([side, *cells])
-    header = ["", "ms CPU a frame", "frames a CPU second", "of decoding alone (CPU)", "ms wall", "of decoding alone (wall)"]
+    header = [
+        "",
+        "ms CPU a frame",
+        "frames a CPU second",
+        "of decoding alone (CPU)",
+        "ms wall",
+        "of decoding alone (wall)",
+    ]
     return f"{name}\n\n" + measure.table(header, rows)
 
 
