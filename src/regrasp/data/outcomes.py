@@ -81,7 +81,7 @@ def read_outcomes(dataset: "Dataset", given: dict[int, Outcome] | None = None, *
 
 
 def _recorded(dataset: "Dataset", number: int, *, in_metadata: bool) -> tuple[Outcome, str]:
-    """What the dataset itself says of an episode. A key that only other episodes have is a null, as parquet stores it."""
+    """What the dataset itself says of an episode; a key that only other episodes have is a null, as in parquet."""
     row = dataset.meta.episodes.get(number)
     if row is not None and in_metadata:
         value = row.fields.get("episode_success")

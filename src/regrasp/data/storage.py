@@ -163,8 +163,13 @@ def _name(descriptor: int, name: str, directory: int) -> None:
         os.link(unnamed, name, dst_dir_fd=directory)
     except FileExistsError:
         stage = f".{name}{_PASSING}"
-        os.link(unnamed, stage, dst_dir_fd=directory)
-        os.replace(stage, name, src_dir_fd=directory, dst_dir_fd=directory)
+        try:
+            os.link(unnamed, stage, dst_dir_fd=directory)
+            os.replace(stage, name, src_dir_fd=directory, dst_dir_fd=directory)
+        except OSError:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(stage, dir_fd=directory)
+            raise
 
 
 @contextlib.contextmanager
