@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from accelerate import Accelerator
@@ -69,6 +69,7 @@ class TrainConfig:
             raise ConfigError(f"ema_decay lies between 0 and 1; found {self.ema_decay}.")
 
 
+@runtime_checkable
 class Objective(Protocol):
     """What is trained for."""
 

@@ -43,7 +43,7 @@ class Predictions:
         value: V, in the unit.
         cross_entropy: Against the two-hot target, in nats.
         best: Whether the likeliest atom is the target's heavier one.
-        neighbor: Whether it is either of the target's two.
+        neighbor: Whether it is either of the target's two; of a target on an atom, that one.
     """
 
     value: Float[np.ndarray, " n"]
@@ -67,7 +67,7 @@ class Predictions:
             value=expectation(np.exp(log_probabilities.astype(np.float64))) if value is None else value,
             cross_entropy=-((1 - weight) * near[0] + np.where(weight > 0, weight * near[1], 0.0)).astype(np.float64),
             best=likeliest == lower + (weight > 0.5),
-            neighbor=(likeliest == lower) | ((likeliest == lower + 1) & (weight > 0)),
+            neighbor=((likeliest == lower) & (weight < 1)) | ((likeliest == lower + 1) & (weight > 0)),
         )
 
     @classmethod
@@ -85,7 +85,7 @@ class ValueMetrics:
     cat_acc_best: float
     """The share of frames whose likeliest atom is the target's heavier one."""
     cat_acc_neighbor: float
-    """The share of frames whose likeliest atom is one of the target's two."""
+    """The share of frames whose likeliest atom is one of the target's two, or the one on which it lies."""
     mae_unit: float
     """Mean |V - G|, in the unit."""
     mae_frames: float

@@ -142,7 +142,8 @@ class ValueObjective:
         moved = ValueInputs(images=images, present=inputs.present, state=inputs.state, tasks=inputs.tasks)
         logits = model(moved)
         likeliest = logits.argmax(dim=1)
-        neighbor = (likeliest == batch.lower) | ((likeliest == batch.lower + 1) & (batch.upper_weight > 0))
+        below = (likeliest == batch.lower) & (batch.upper_weight < 1)
+        neighbor = below | ((likeliest == batch.lower + 1) & (batch.upper_weight > 0))
         loss = two_hot_cross_entropy(logits, batch.lower, batch.upper_weight)
         return loss, {"cat_acc_neighbor": neighbor.float().mean()}
 

@@ -1,7 +1,7 @@
 """What a value model is: frames in, a distribution over 201 returns out."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float32, UInt8
@@ -30,6 +30,7 @@ class ValueInputs:
         return replace(self, **moved)
 
 
+@runtime_checkable
 class ValueModel(Protocol):
     """A network that gives logits over the atoms of ``regrasp.rl.categorical``.
 

@@ -49,7 +49,7 @@ class ValueFitConfig(Selection):
     """Optimizer steps."""
     batch_size: int = 64
     """Frames in a step."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-4
     """The peak, after a warm-up of a twentieth of the steps; it then falls to 0 along a cosine."""
     weight_decay: float = 0.05
     """AdamW's."""
@@ -59,7 +59,7 @@ class ValueFitConfig(Selection):
     """Training images are moved by up to this many pixels, so that the model does not learn them by heart."""
     holdout: float = 0.15
     """The share of episodes kept from training, by task and outcome."""
-    checkpoint_every: int = 200
+    checkpoint_every: int = 100
     """Steps between checkpoints, each with an evaluation on the held-out episodes."""
     seed: int = 0
     """Decides the held-out episodes, the first weights and the order of frames."""
@@ -208,14 +208,14 @@ def _train(config: ValueFitConfig, prepared: _Prepared) -> "tuple[TrainResult, P
         batch_size=config.batch_size,
         seed=config.seed,
     )
-    readers = 0 if prepared.strides[0] is not None else cores(config.workers)
+    readers = cores(config.workers) if prepared.strides[0] is None else 1
     batches = StatefulDataLoader(
         prepared.training,
         batch_sampler=sampler,
         collate_fn=_as_it_is,
         generator=torch.Generator().manual_seed(config.seed),
-        num_workers=readers,
-        multiprocessing_context="spawn" if readers else None,
+        num_workers=readers if readers > 1 else 0,
+        multiprocessing_context="spawn" if readers > 1 else None,
     )
     held_out = described(prepared.held_out.table, prepared.held_out.targets)
     objective = ValueObjective(

@@ -1,5 +1,6 @@
 """Stage 2b: a value for every frame, from a value checkpoint."""
 
+import contextlib
 import datetime
 import shutil
 from collections.abc import Iterator
@@ -81,6 +82,9 @@ def run(config: ValuePredictConfig) -> StageResult:
         _predict(config, checkpoint, datasets, work)
         lines = _write(config, datasets, provenances, paths, work)
         shutil.rmtree(work)
+    if config.work_dir is None:
+        with contextlib.suppress(OSError):  # another tag's work is still in it
+            work.parent.rmdir()
     returns = config.returns or checkpoint.record["datasets"][0]["returns"]["tag"]
     flags = f"--returns {returns} --values {config.tag} --tag {config.tag}_N50_q30"
     following = next_command("advantages", datasets, config, flags)
