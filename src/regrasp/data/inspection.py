@@ -69,7 +69,11 @@ def _camera(dataset: Dataset, index: EpisodeIndex, name: str, problems: list[Pro
     shown: dict[str, Any] = {"name": name, "key": camera.key, "kind": camera.kind, "codec": camera.codec}
     shown |= {"height": camera.height, "width": camera.width, "missing": []}
     if camera.kind == "image":
-        return shown | {"missing": [] if camera.key in dataset.columns else ["the column itself"]}
+        if camera.key in dataset.columns:
+            return shown
+        text = f"the data has no column {camera.key!r}, where the images of {name!r} should be"
+        problems.append(error(text, _MEND_VIDEO, _VALUE_STAGES))
+        return shown | {"missing": ["the column itself"]}
     files: dict[Path, list[int]] = {}
     unknown = []
     for place, number in enumerate(index.episode_index.tolist()):
@@ -147,12 +151,12 @@ def _corrections(dataset: Dataset, problems: list[Problem]) -> dict[str, Any]:
 
 
 def _check_features(dataset: Dataset, problems: list[Problem]) -> None:
-    stored = {name for name, feature in dataset.features.items() if feature.get("dtype") != "video"}
-    absent = sorted(stored - set(dataset.columns))
+    cameras = {camera.key for camera in dataset.cameras.values()}
+    absent = sorted(set(dataset.features) - cameras - set(dataset.columns))
     if absent:
         text = f"info.json lists features that the data has no column for: {listing(absent)}"
         problems.append(warning(text, "correct info.json"))
-    unlisted = sorted(set(dataset.columns) - stored) if dataset.features else []
+    unlisted = sorted(set(dataset.columns) - set(dataset.features)) if dataset.features else []
     if unlisted:
         text = f"the data has columns that info.json does not list: {listing(unlisted)}"
         problems.append(warning(text, "add them to info.json; LeRobot does not read them"))
