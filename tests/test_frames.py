@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from regrasp.core.errors import DatasetError, VideoError
+from regrasp.data import dataset as dataset_module
 from regrasp.data import frames as frames_module
 from regrasp.data import video as video_module
 from regrasp.data.dataset import Dataset, open_dataset
@@ -239,3 +240,22 @@ def test_a_real_recording_decodes_as_a_plain_loop_over_its_file_does() -> None:
     with av.open(str(dataset.video_span(camera, 6).path)) as container:
         for ours_frame, frame in zip(ours, container.decode(video=0), strict=False):
             assert np.array_equal(ours_frame, frame.to_ndarray(format="rgb24"))
+
+
+@pytest.mark.parametrize("layout", ["v2.1", "v3.0"])
+def test_one_episode_s_images_are_read_without_the_others(
+    tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = dataset_with_video(tmp_path / "a", camera_kind="image", layout=layout)
+    dataset.index()
+    read = []
+    original = dataset_module.read_blocks
+
+    def counted(path: Path, *arguments: object, **options: object):
+        for table in original(path, *arguments, **options):
+            read.append(table.num_rows)
+            yield table
+
+    monkeypatch.setattr(dataset_module, "read_blocks", counted)
+    assert numbers(FrameReader(dataset, CAMERA).read(1, [0.0, 6 / 30])) == [(1, 0), (1, 6)]
+    assert read == [7, 7]  # once for the timestamps, once for the images

@@ -35,16 +35,21 @@ def open_parquet(path: Path, *, dictionary: Sequence[str] = ()) -> pq.ParquetFil
 
 
 def read_blocks(
-    path: Path, columns: Sequence[str], *, rows: int = BLOCK_ROWS, dictionary: Sequence[str] = ()
+    path: Path,
+    columns: Sequence[str],
+    *,
+    rows: int = BLOCK_ROWS,
+    dictionary: Sequence[str] = (),
+    groups: Sequence[int] | None = None,
 ) -> Iterator[pa.Table]:
-    """Yield a file's columns as tables of whole row groups, about ``rows`` rows each."""
+    """Yield a file's columns as tables of whole row groups (all, or ``groups``), about ``rows`` rows each."""
     file = open_parquet(path, dictionary=dictionary)
-    groups: list[int] = []
-    pending = 0
-    for group in range(file.metadata.num_row_groups):
+    chosen = range(file.metadata.num_row_groups) if groups is None else groups
+    groups, pending = [], 0
+    for place, group in enumerate(chosen):
         groups.append(group)
         pending += file.metadata.row_group(group).num_rows
-        if pending >= rows or group == file.metadata.num_row_groups - 1:
+        if pending >= rows or place == len(chosen) - 1:
             try:
                 yield file.read_row_groups(groups, columns=list(columns), use_threads=False)
             except (pa.ArrowException, OSError) as error:

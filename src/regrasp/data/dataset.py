@@ -140,14 +140,27 @@ class Dataset:
         wanted = None if episodes is None else np.asarray(sorted(episodes), dtype=np.int64)
         keys = [] if wanted is None else ["episode_index"]
         names: list[str] = list(dict.fromkeys([*columns, *keys]))
-        blocks = self._ordered_blocks(names) if index.ordered else self._sorted_block(names)
+        blocks = self._ordered_blocks(names, wanted) if index.ordered else self._sorted_block(names)
         return ColumnStream(_only(blocks, wanted, columns), f"'{self.path}'")
 
-    def _ordered_blocks(self, names: list[str]) -> Iterator[Block]:
+    def _ordered_blocks(self, names: list[str], wanted: np.ndarray | None) -> Iterator[Block]:
         for path in self.meta.data_files():
-            for table in read_blocks(path, names, rows=_rows_at_once(self, names)):
+            groups = None if wanted is None else _groups_with(self._episode_ranges.get(path), wanted)
+            if groups == []:
+                continue
+            for table in read_blocks(path, names, rows=_rows_at_once(self, names), groups=groups):
                 if table.num_rows:
                     yield {name: _column(table, name) for name in names}
+
+    @cached_property
+    def _episode_ranges(self) -> dict[Path, np.ndarray]:
+        """The least and greatest episode of each row group of each file, ``[G, 2]``, where the file says them."""
+        ranges = {}
+        for path in self.meta.data_files():
+            found = _episode_ranges_of(path)
+            if found is not None:
+                ranges[path] = found
+        return ranges
 
     def _sorted_block(self, names: list[str]) -> Iterator[Block]:
         keys = ["episode_index", "frame_index"]
@@ -165,6 +178,30 @@ class Dataset:
             raise ConfigError(message)
         path, start, end = self.meta.video_file(self.cameras[camera].key, episode_index)
         return VideoSpan(path=path, start_s=start, end_s=end)
+
+
+def _episode_ranges_of(path: Path) -> np.ndarray | None:
+    file = open_parquet(path)
+    if "episode_index" not in file.schema_arrow.names:
+        return None
+    paths = [file.schema.column(place).path for place in range(len(file.schema))]
+    column = next(place for place, name in enumerate(paths) if name.split(".")[0] == "episode_index")
+    ranges = []
+    for group in range(file.metadata.num_row_groups):
+        found = file.metadata.row_group(group).column(column).statistics
+        if found is None or not found.has_min_max:
+            return None
+        ranges.append((found.min, found.max))
+    return np.array(ranges).reshape(-1, 2)
+
+
+def _groups_with(ranges: np.ndarray | None, wanted: np.ndarray) -> list[int] | None:
+    """The row groups that may hold any of the wanted episodes; None where that is not known."""
+    if ranges is None:
+        return None
+    first = np.searchsorted(wanted, ranges[:, 0], side="left")
+    last = np.searchsorted(wanted, ranges[:, 1], side="right")
+    return np.flatnonzero(last > first).tolist()
 
 
 def _rows_at_once(dataset: Dataset, names: list[str]) -> int:
