@@ -72,7 +72,7 @@ def lookahead_sums(
     """The parts of ``n_step_advantage``, whose arguments they share; the values may have a unit of their own.
 
     Undiscounted sums are differences of a running total: one over all episodes where rewards are whole numbers, and so
-    exact; else one for each episode, so that no episode's rounding depends on those before it. Discounted sums are added
+    exact; else one for each episode, so that no rounding depends on the episodes before it. Discounted sums are added
     term by term for every episode at once, which keeps them within float64 rounding of the definition.
     """
     if lookahead < 1:
