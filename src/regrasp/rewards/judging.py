@@ -60,8 +60,15 @@ class Judged:
 class Signal(Protocol):
     """One of the three signals, set up for a run."""
 
-    name: str
-    ask: Ask
+    @property
+    def name(self) -> str:
+        """The signal's name: terminal, dense or rubric."""
+        ...
+
+    @property
+    def ask(self) -> Ask:
+        """How the profile asks for it."""
+        ...
 
     def settings(self) -> dict[str, object]:
         """What decides its rows besides the profile, for the config's digest."""

@@ -191,7 +191,7 @@ def _even(pixels: float) -> int:
 
 
 def _duration(timestamps: Float[np.ndarray, " t"], fps: float) -> float:
-    return float(timestamps[-1] - timestamps[0]) + 1.0 / fps
+    return round(float(timestamps[-1] - timestamps[0]) + 1.0 / fps, 6)
 
 
 def read_clip(path: Path) -> Clip:

@@ -1,0 +1,345 @@
+"""``regrasp annotate``: have a video reward model judge videos, jobs or a dataset's episodes."""
+
+import asyncio
+import os
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from regrasp.core.errors import ConfigError, SidecarError, listing
+from regrasp.data.dataset import Dataset, open_dataset
+from regrasp.data.storage import write_bytes_atomic
+from regrasp.recap.selection import tell
+from regrasp.report.progress import track
+from regrasp.rewards.dense import DenseSignal
+from regrasp.rewards.engine import JudgeEngine
+from regrasp.rewards.jobs import Job, episode_jobs, read_jobs, read_rubric, with_rubric
+from regrasp.rewards.judging import Signal
+from regrasp.rewards.pictures import save_pictures
+from regrasp.rewards.profiles import Profile, read_profile
+from regrasp.rewards.rows import RowFile, read_rows
+from regrasp.rewards.rubric import RubricSignal
+from regrasp.rewards.run import RunReport, config_digest, judge_all
+from regrasp.rewards.terminal import TerminalSignal
+from regrasp.rewards.views import Views
+
+MODEL_VARIABLE = "REGRASP_JUDGE_MODEL"
+_SHOWN = 3
+"""Failed jobs whose reasons are told in full."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeConfig:
+    """What is judged, by which model; the base of the three signals' settings."""
+
+    video: tuple[Path, ...] = ()
+    """The videos of one attempt, one a camera: left right, left centre right, or top front left right."""
+    task: str | None = None
+    """The instruction of --video."""
+    jobs: Path | None = None
+    """JSON lines of jobs: id, task, videos."""
+    dataset: Path | None = None
+    """A LeRobot dataset, whose episodes are judged."""
+    cameras: tuple[str, ...] = ()
+    """The dataset's cameras, in the collage's order."""
+    episodes: str | None = None
+    """Which of the dataset's episodes, such as 0:20 or 3,5,8; all if not given."""
+    tag: str | None = None
+    """Keep the dataset's rows beside it, under this name."""
+    sidecars: Path | None = None
+    """Keep them in DIR/<dataset name>/ instead of the dataset's meta/ folder."""
+    output: Path | None = None
+    """The file of JSON lines to write; a run that was interrupted goes on from what it holds."""
+    engine: str = "openai"
+    """Who runs the model: openai (any compatible server), vllm or transformers (in this process)."""
+    model: str | None = None
+    """The model's name on the server, or its folder; REGRASP_JUDGE_MODEL if not given."""
+    base_url: str | None = None
+    """The server's address, such as http://localhost:8000/v1."""
+    concurrency: int = 8
+    """Calls that the engine has at once."""
+    profile: str = "generic"
+    """The prompts: generic, roboreward, topreward, or the path of your own YAML file."""
+    dry_run: bool = False
+    """Read the videos and show what would be asked; load no model and write no rows."""
+    save_prompt_images: Path | None = None
+    """Write what the model sees into this folder."""
+    overwrite: bool = False
+    """Replace a tag's rows that were made with other settings."""
+    config: Path | None = None
+    """A recipe.yaml with settings for this command; flags go before it."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TerminalConfig(JudgeConfig):
+    """Score attempts from 1 to 5 by how far they had come at the end."""
+
+    with_rationale: bool = False
+    """Have one line of reasons given before the score."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseConfig(JudgeConfig):
+    """Score every half second: 1 failure, 2 suboptimal, 3 normal."""
+
+    frame_scores: bool = False
+    """Also give a score for each frame."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RubricConfig(JudgeConfig):
+    """Mark attempts by a rubric, step by step."""
+
+    rubric: Path | None = None
+    """A JSON file with rubric and, where wanted, robot and cameras, for --video and --dataset."""
+    num_samples: int = 9
+    """Answers drawn for each job; the middle one is reported."""
+    keep_thinking: bool = False
+    """Keep what the model thought in the rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnnotateResult:
+    """Lines for a person, and 2 as exit code where a job got no row."""
+
+    lines: list[str] = field(default_factory=list)
+    exit_code: int = 0
+
+
+def run(config: JudgeConfig) -> AnnotateResult:
+    """Judge every job that has no row yet, and keep each row as it comes.
+
+    Raises:
+        ConfigError: What is to be judged, or where rows go, was not said or cannot be understood.
+        SidecarError: The tag holds rows that were made with other settings.
+        EngineError: The engine cannot be used.
+    """
+    if config.concurrency < 1:
+        message = f"--concurrency is at least 1; found {config.concurrency}."
+        raise ConfigError(message)
+    profile = read_profile(config.profile)
+    signal = make_signal(config, profile)
+    dataset = _dataset(config)
+    jobs = _jobs(config, dataset)
+    if isinstance(signal, RubricSignal):
+        bare = next((job for job in jobs if not job.rubric), None)
+        if bare is not None:
+            message = f"Job {bare.id!r} has no rubric. Mend: give --rubric FILE.json, or jobs that hold one."
+            raise ConfigError(message)
+    if config.dry_run:
+        return AnnotateResult(lines=_look(config, signal, jobs))
+    path, copy = _destination(config, signal, dataset)
+    model = config.model or os.environ.get(MODEL_VARIABLE)
+    if not model:
+        message = f"Which model judges? Mend: give --model NAME, or set {MODEL_VARIABLE}."
+        raise ConfigError(message)
+    if config.save_prompt_images is not None:
+        _save(config.save_prompt_images, signal, jobs)
+    engine = make_engine(config, model)
+    if dataset is not None and config.tag is not None:
+        _check_tag(path, config_digest(signal, profile, engine.name, engine.model), overwrite=config.overwrite)
+    report = asyncio.run(_judge(config, signal, jobs, engine, path, profile))
+    if copy is not None:
+        write_bytes_atomic(copy, path.read_bytes())
+    return _result(config, report, path, dataset)
+
+
+def make_signal(config: JudgeConfig, profile: Profile) -> Signal:
+    """Set up the signal that a command's settings ask for."""
+    match config:
+        case TerminalConfig():
+            ask = profile.ask("terminal")
+            if config.with_rationale and ask.rationale_prefill is None:
+                message = f"The profile {profile.name!r} has no `rationale_prefill`, which --with-rationale needs."
+                raise ConfigError(message)
+            return TerminalSignal(ask=ask, with_rationale=config.with_rationale)
+        case DenseConfig():
+            return DenseSignal(ask=profile.ask("dense"), frame_scores=config.frame_scores)
+        case RubricConfig():
+            if config.num_samples < 1:
+                message = f"--num-samples is at least 1; found {config.num_samples}."
+                raise ConfigError(message)
+            ask, samples = profile.ask("rubric"), config.num_samples
+            return RubricSignal(ask=ask, num_samples=samples, keep_thinking=config.keep_thinking)
+    raise AssertionError(type(config))
+
+
+def make_engine(config: JudgeConfig, model: str) -> JudgeEngine:
+    """Start the engine that the settings name."""
+    from regrasp.rewards.engines import open_engine
+
+    return open_engine(config.engine, model=model, base_url=config.base_url, concurrency=config.concurrency)
+
+
+def _dataset(config: JudgeConfig) -> Dataset | None:
+    given = [flag for flag, value in (("--video", config.video), ("--jobs", config.jobs)) if value]
+    given += ["--dataset"] if config.dataset else []
+    if len(given) != 1:
+        message = f"What is judged is given by one of --video, --jobs and --dataset; found {listing(given) or 'none'}."
+        raise ConfigError(message)
+    astray = {
+        "--task": config.task is not None and not config.video,
+        "--cameras": bool(config.cameras) and not config.dataset,
+        "--episodes": config.episodes is not None and not config.dataset,
+        "--tag": config.tag is not None and not config.dataset,
+        "--rubric": isinstance(config, RubricConfig) and config.rubric is not None and config.jobs is not None,
+    }
+    wrong = next((flag for flag, is_wrong in astray.items() if is_wrong), None)
+    if wrong is not None:
+        message = f"{wrong} does not go with {given[0]}. Mend: leave it out."
+        raise ConfigError(message)
+    return None if config.dataset is None else open_dataset(config.dataset, sidecars=config.sidecars)
+
+
+def _jobs(config: JudgeConfig, dataset: Dataset | None) -> list[Job]:
+    rubric = isinstance(config, RubricConfig)
+    if config.jobs is not None:
+        return read_jobs(config.jobs, rubric=rubric)
+    if dataset is not None:
+        known = dataset.index().episode_index.tolist()
+        jobs = episode_jobs(dataset, config.cameras, parse_episodes(config.episodes, known))
+    elif not config.task or not config.task.strip():
+        message = "What was the robot told? A judge needs it, and nothing is assumed. Mend: give --task TEXT."
+        raise ConfigError(message)
+    else:
+        jobs = [Job(id=config.video[0].stem, task=config.task, videos=config.video)]
+    if isinstance(config, RubricConfig) and config.rubric is not None:
+        fields = read_rubric(config.rubric)
+        jobs = [with_rubric(job, fields, f"'{config.rubric}'") for job in jobs]
+    return jobs
+
+
+def parse_episodes(text: str | None, known: list[int]) -> list[int] | None:
+    """Read which episodes are wanted: numbers and spans FROM:TO (TO excluded, as in Python), joined by commas.
+
+    Args:
+        text: What the user gave; None for all.
+        known: The dataset's episode numbers; a span takes those of them that lie in it.
+
+    Raises:
+        ConfigError: It cannot be understood, or names no episode.
+    """
+    if text is None:
+        return None
+    wanted: list[int] = []
+    try:
+        for part in text.split(","):
+            start, colon, stop = part.strip().partition(":")
+            if colon:
+                low, high = int(start or 0), int(stop) if stop else max(known, default=0) + 1
+                wanted += [number for number in known if low <= number < high]
+            else:
+                wanted.append(int(start))
+    except ValueError:
+        message = f"--episodes is numbers and spans, such as 0:20 or 3,5,8; found {text!r}."
+        raise ConfigError(message) from None
+    if not wanted:
+        message = f"--episodes {text} names none of the dataset's episodes, {listing(known)}."
+        raise ConfigError(message)
+    return sorted(set(wanted))
+
+
+def rows_path(dataset: Dataset, signal: str, tag: str) -> Path:
+    """Where a dataset's rows of a tag are kept.
+
+    Raises:
+        ConfigError: The tag cannot be part of a file's name.
+    """
+    if not tag or "/" in tag or "\\" in tag or not tag.isprintable() or len(os.fsencode(tag)) > 200:
+        message = f"--tag becomes part of a file's name; found {tag!r}. Mend: letters, digits, dashes."
+        raise ConfigError(message)
+    return dataset.sidecar_dir / f"{signal}_{tag}.jsonl"
+
+
+def _destination(config: JudgeConfig, signal: Signal, dataset: Dataset | None) -> tuple[Path, Path | None]:
+    """Where rows are appended, and where they are copied to at the end."""
+    if dataset is not None and config.tag is not None:
+        return rows_path(dataset, signal.name, config.tag), config.output
+    if config.output is None:
+        flags = "--output FILE.jsonl or --tag NAME" if dataset is not None else "--output FILE.jsonl"
+        message = f"Where are the rows to be kept? Mend: give {flags}."
+        raise ConfigError(message)
+    return config.output, None
+
+
+def _check_tag(path: Path, digest: str, *, overwrite: bool) -> None:
+    """A tag is one judge's: its rows come from one model, one profile and one set of settings."""
+    if not path.is_file():
+        return
+    other = next((row for row in read_rows(path) if row["config"] != digest), None)
+    if other is None:
+        return
+    if not overwrite:
+        message = (
+            f"'{path}' was written with other settings (engine {other.get('engine')}, model {other.get('model')}, "
+            f"profile {other.get('profile')}). Mend: choose another --tag, or replace it with --overwrite."
+        )
+        raise SidecarError(message)
+    path.unlink()
+
+
+def _look(config: JudgeConfig, signal: Signal, jobs: list[Job]) -> list[str]:
+    """What would be asked, without asking."""
+    lines = []
+    for number, job in enumerate(jobs):
+        views = Views(job)
+        sizes = ", ".join(f"{name} {w}x{h}" for name, (h, w) in zip(views.names, views.sizes, strict=True))
+        count = f"{len(views.timestamps)} frames at {views.fps:.3g} per second, {views.duration_s:.2f} s"
+        lines.append(f"{job.id}: {count} ({sizes})")
+        lines.append(f"  {signal.describe(job, views)}")
+        if config.save_prompt_images is not None or number == 0:
+            request = signal.first_request(job, views)
+            if config.save_prompt_images is not None:
+                folder = save_pictures(config.save_prompt_images, job, request)
+                lines.append(f"  wrote what the model would see to '{folder}'")
+            if number == 0:
+                lines += [f"  | {line}" for line in (request.system or "").splitlines()]
+                lines += [f"  | {line}" for line in request.prompt.splitlines()]
+                lines.append(f"  | -> {request.prefill or ''}")
+    return [*lines, f"Would judge {len(jobs)} jobs; no model was loaded."]
+
+
+def _save(folder: Path, signal: Signal, jobs: list[Job]) -> None:
+    for job in jobs:
+        save_pictures(folder, job, signal.first_request(job, Views(job)))
+
+
+async def _judge(
+    config: JudgeConfig, signal: Signal, jobs: list[Job], engine: JudgeEngine, path: Path, profile: Profile
+) -> RunReport:
+    bar = track(range(len(jobs)), description=f"Judging ({signal.name})", unit="jobs")
+    next(bar)
+    try:
+        with RowFile(path) as rows:
+            return await judge_all(
+                signal,
+                jobs,
+                engine,
+                rows,
+                profile,
+                concurrency=config.concurrency,
+                on_done=lambda: next(bar, None),
+            )
+    finally:
+        await engine.close()
+
+
+def _result(config: JudgeConfig, report: RunReport, path: Path, dataset: Dataset | None) -> AnnotateResult:
+    lines = [f"{report.judged} judged, {report.repeated} had been already, {len(report.failed)} without a row"]
+    if report.judged:
+        lines[0] += f"; {report.invalid} invalid, {report.flagged} flagged"
+        waited = report.idle_s / max(report.wall_s, 1e-9)
+        tokens = f"{report.prompt_tokens} tokens read and {report.completion_tokens} written"
+        lines.append(f"{tokens} in {report.wall_s:.1f} s; no call was under way for {waited:.0%} of it")
+    for name, why in list(report.failed.items())[:_SHOWN]:
+        tell(f"{name}: {why}")
+    if len(report.failed) > _SHOWN:
+        tell(f"and {len(report.failed) - _SHOWN} more; run the command again to try them again")
+    if path.is_file():
+        lines.append(f"Wrote '{path}'")
+    if dataset is not None and config.tag is not None and isinstance(config, TerminalConfig):
+        rest = f"--from terminal:{config.tag} --success-at 4"
+        lines.append(f"Next: regrasp outcomes --dataset {shlex.quote(str(dataset.path))} {rest}")
+    return AnnotateResult(lines=lines, exit_code=2 if report.failed else 0)
