@@ -22,6 +22,10 @@ API_KEY_VARIABLES = ("REGRASP_JUDGE_API_KEY", "OPENAI_API_KEY")
 """Where the key is looked for, in this order."""
 RETRIED_STATUS = frozenset({429, *range(500, 600)})
 """Too many requests, and the server's own failures. Anything else would only fail again."""
+BUSY_STATUS = frozenset({429, 503})
+"""The server knows the request and has no time; 500 is also how some say that they do not know a field."""
+PROBE = "probe"
+"""The id of requests that find out what a server does."""
 CONTEXT = re.compile(
     r"context (length|size|window)|max_model_len|maximum (input|prompt|model) length|prompt is too long|too many tokens"
     r"|longer than the maximum|exceeds? the (model'?s )?max|maximum number of tokens",
@@ -116,9 +120,21 @@ class Transport:
         """Ask once, and return whatever status comes; an ``EngineUnavailable`` where nothing answers."""
         return await self._once("GET", path, None, "")
 
-    async def post_once(self, path: str, body: Mapping[str, Any]) -> "httpx.Response":
-        """Send once, and return whatever status comes; an ``EngineUnavailable`` where nothing answers."""
-        return await self._once("POST", path, body, "probe")
+    async def try_post(self, path: str, body: Mapping[str, Any]) -> "httpx.Response":
+        """Send something that the server may not know, and return whatever status comes but "busy".
+
+        Raises:
+            EngineUnavailable: Nothing answers, or the server stays busy.
+        """
+        failures = 0
+        while True:
+            response = await self._once("POST", path, body, PROBE)
+            if response.status_code not in BUSY_STATUS:
+                return response
+            failures += 1
+            failure = self._failure(response, refused=True)
+            self._give_up(failure, failures, PROBE)
+            await self._pause(failure, failures, PROBE)
 
     async def post(self, path: str, body: Mapping[str, Any], request_id: str) -> dict[str, Any]:
         """Send until it succeeds or trying again cannot help.
@@ -131,36 +147,42 @@ class Transport:
             RequestTooLong: The prompt does not fit the model's context.
             EngineError: Anything else, after the last attempt where it was worth more than one.
         """
-        for failures in range(1, self._retries.attempts + 1):
+        failures = 0
+        while True:
             outcome = await self._attempt(path, body, request_id)
             if isinstance(outcome, dict):
                 self.usage.requests += 1
                 return outcome
-            self._give_up_early(outcome, request_id)
-            if failures < self._retries.attempts:
-                wait_s = outcome.retry_after_s
-                wait_s = self._retries.wait_s(failures, random.random()) if wait_s is None else wait_s
-                log.info("%s: %s; again in %.1f s", request_id, outcome.reason, wait_s)
-                self.usage.retries += 1
-                await asyncio.sleep(wait_s)
-        kind = EngineUnavailable if outcome.refused else EngineError
-        raise kind(
-            f"{request_id!r} got no answer from the server at {self.shown_url} in {self._retries.attempts} attempts;"
-            f" the last: {outcome.reason}. See whether it runs and how busy it is; lower the concurrency, and run the"
-            " same command again: what is already answered is kept."
-        )
+            failures += 1
+            self._give_up(outcome, failures, request_id)
+            await self._pause(outcome, failures, request_id)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
-    def _give_up_early(self, failure: _Failure, request_id: str) -> None:
+    async def _pause(self, failure: _Failure, failures: int, request_id: str) -> None:
+        wait_s = failure.retry_after_s
+        wait_s = self._retries.wait_s(failures, random.random()) if wait_s is None else wait_s
+        log.info("%s: %s; again in %.1f s", request_id, failure.reason, wait_s)
+        self.usage.retries += 1
+        await asyncio.sleep(wait_s)
+
+    def _give_up(self, failure: _Failure, failures: int, request_id: str) -> None:
+        """Raise where another attempt is one too many, or the server asks for too long a wait."""
         limit = self._retries.longest_retry_after_s
         if failure.retry_after_s is not None and failure.retry_after_s > limit:
             raise EngineUnavailable(
                 f"{request_id!r}: the server at {self.shown_url} asks to wait {failure.retry_after_s:.0f} s"
                 f" ({failure.reason}), more than the {limit:.0f} s that are waited for. Lower the concurrency, or run"
                 " the same command again later: what is already answered is kept."
+            )
+        if failures >= self._retries.attempts:
+            kind = EngineUnavailable if failure.refused else EngineError
+            raise kind(
+                f"{request_id!r} got no answer from the server at {self.shown_url} in {failures} attempts; the last:"
+                f" {failure.reason}. See whether it runs and how busy it is; lower the concurrency, and run the same"
+                " command again: what is already answered is kept."
             )
 
     async def _attempt(self, path: str, body: Mapping[str, Any], request_id: str) -> "dict[str, Any] | _Failure":
@@ -172,8 +194,7 @@ class Transport:
             refused = isinstance(error, httpx.ConnectError)
             return _Failure(reason=self._transport_words(error), refused=refused)
         if response.status_code in RETRIED_STATUS and not NOT_FINITE.search(response.text):
-            words = self.redact(server_words(response))
-            return _Failure(reason=f"HTTP {response.status_code}: {words}", retry_after_s=retry_after_s(response))
+            return self._failure(response)
         if response.status_code >= 400:
             raise self.refusal(response, str(body.get("model", "")), request_id)
         try:
@@ -187,6 +208,11 @@ class Transport:
                 " an OpenAI-compatible server, up to and including /v1."
             )
         return payload
+
+    def _failure(self, response: "httpx.Response", *, refused: bool = False) -> _Failure:
+        words = self.redact(server_words(response))
+        reason = f"HTTP {response.status_code}: {words}"
+        return _Failure(reason=reason, retry_after_s=retry_after_s(response), refused=refused)
 
     async def _once(self, method: str, path: str, body: Mapping[str, Any] | None, request_id: str) -> "httpx.Response":
         import httpx
@@ -202,7 +228,7 @@ class Transport:
     async def _send(self, method: str, path: str, body: Mapping[str, Any] | None, request_id: str) -> "httpx.Response":
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         if request_id:
-            headers["X-Request-Id"] = request_id.encode("ascii", "replace").decode("ascii").replace("\n", " ")
+            headers["X-Request-Id"] = re.sub(r"[^ -~]", "?", request_id)
         return await self._client.request(method, self._url.join(path), json=body, headers=headers)
 
     def _transport_words(self, error: Exception) -> str:

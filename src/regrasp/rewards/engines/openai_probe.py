@@ -1,0 +1,177 @@
+"""What a server really does: many accept fields that they do not know, and answer as if they had not been there.
+
+Each question is put so that the answer shows whether it was obeyed. A server that refuses a field, or gives no sign,
+counts as not having it.
+"""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from regrasp.core.errors import nearest
+from regrasp.rewards.engine import EngineUnavailable, Request, VideoInput
+from regrasp.rewards.engines.frames import as_image_parts, as_video_parts, expected_stamps
+from regrasp.rewards.engines.openai_chat import (
+    SPELLINGS,
+    Dialect,
+    Spelling,
+    chat_body,
+    constrained,
+    read_reply,
+    token_alternatives,
+)
+from regrasp.rewards.engines.openai_transport import PROBE, Transport
+
+UNLIKELY = r"zq[0-7]{3}xv"
+"""No model says this on its own."""
+QUESTION = Request(id=PROBE, system=None, prompt="Reply with one word: hello.", videos=(), max_tokens=12)
+LOGPROB_COUNTS = (20, 5)
+"""vLLM's and OpenAI's limit, and that of some hosts."""
+
+
+async def find_model(transport: Transport, model: str) -> tuple[int | None, str | None]:
+    """Make sure that a server is there and knows the model.
+
+    Returns:
+        The model's context in tokens, and the server's software, each where it is said.
+
+    Raises:
+        EngineUnavailable: Nothing answers, the key is refused, or the model is not listed.
+    """
+    response = await transport.get("models")
+    if response.status_code in (401, 403):
+        raise transport.refusal(response, model, PROBE)
+    try:
+        listed = {str(entry["id"]): entry for entry in response.json()["data"]}
+    except (ValueError, KeyError, TypeError):
+        return None, response.headers.get("server")  # it lists nothing; the first request will tell
+    if listed and model not in listed:
+        raise EngineUnavailable(
+            f"The server at {transport.shown_url} has no model {model!r}; it has {', '.join(sorted(listed)[:8])}."
+            f"{nearest(model, listed)} Give --model or REGRASP_JUDGE_MODEL one of these names."
+        )
+    context = listed.get(model, {}).get("max_model_len")
+    owner = listed.get(model, {}).get("owned_by")
+    return context if isinstance(context, int) else None, owner if isinstance(owner, str) else None
+
+
+class Prober:
+    """Puts the questions, one after the other, and writes down what the server understands."""
+
+    def __init__(self, transport: Transport, model: str, *, frames_as: str, jpeg_quality: int) -> None:
+        self._transport = transport
+        self._model = model
+        self._frames_as = frames_as
+        self._quality = jpeg_quality
+
+    async def dialect(self, context: int | None) -> Dialect:
+        """Return all that was found; an ``EngineUnavailable`` where not even a plain question is answered."""
+        await self._plain()
+        dialect = Dialect(context=context, template_kwargs=await self._accepts(enable_thinking=False))
+        dialect = replace(dialect, spelling=await self._spelling(dialect))
+        dialect = replace(
+            dialect,
+            top_logprobs=await self._top_logprobs(dialect),
+            n=await self._n(dialect),
+            prefill=await self._prefill(dialect),
+            reasoning=await self._reasoning(dialect),
+        )
+        if self._frames_as != "images" and await self._video_frames(dialect):
+            return replace(dialect, video_frames=True, several=await self._several(replace(dialect, video_frames=True)))
+        return replace(dialect, several=await self._several(dialect))
+
+    async def _ask(self, dialect: Dialect, request: Request = QUESTION, **fields: object) -> dict[str, Any] | None:
+        """One attempt; None for anything but a JSON object with status 200."""
+        parts = (as_video_parts if dialect.video_frames else as_image_parts)(request.videos, self._quality)
+        body = chat_body(self._model, request, parts, dialect, constraint=None, logprobs=False)
+        response = await self._transport.try_post("chat/completions", body | fields)
+        if response.status_code != 200:
+            return None
+        try:
+            payload = response.json()
+        except ValueError:
+            return None
+        return payload if isinstance(payload, dict) else None
+
+    async def _plain(self) -> None:
+        body = chat_body(self._model, QUESTION, (), Dialect(), constraint=None, logprobs=False)
+        read_reply(await self._transport.post("chat/completions", body, PROBE), PROBE)
+
+    async def _accepts(self, *, enable_thinking: bool) -> bool:
+        """Whether arguments for the chat template are at least not refused; templates without thinking ignore them."""
+        return await self._ask(Dialect(), chat_template_kwargs={"enable_thinking": enable_thinking}) is not None
+
+    async def _spelling(self, dialect: Dialect) -> Spelling | None:
+        for spelling in SPELLINGS:
+            payload = await self._ask(dialect, **constrained(spelling, UNLIKELY))
+            if payload is not None and re.fullmatch(UNLIKELY, read_reply(payload, PROBE).texts[0]):
+                return spelling
+        return None
+
+    async def _top_logprobs(self, dialect: Dialect) -> int:
+        for count in LOGPROB_COUNTS:
+            payload = await self._ask(dialect, logprobs=True, top_logprobs=count, max_tokens=1)
+            alternatives = token_alternatives(payload) if payload is not None else None
+            if alternatives is not None and len(alternatives) > 1:
+                return count
+        return 0
+
+    async def _n(self, dialect: Dialect) -> bool:
+        payload = await self._ask(dialect, n=2, temperature=1.0, max_tokens=2)
+        return payload is not None and len(read_reply(payload, PROBE).texts) == 2
+
+    async def _prefill(self, dialect: Dialect) -> bool:
+        """Obeyed, the same words take fewer tokens: neither an end of the turn nor the start of another is added."""
+        request = replace(QUESTION, prefill="zq", max_tokens=1)
+        going_on = await self._ask(replace(dialect, prefill=True), request)
+        flags = {"continue_final_message": False, "add_generation_prompt": True}
+        closed = await self._ask(replace(dialect, prefill=True), request, **flags)
+        if going_on is None or closed is None:
+            return False
+        counts = [read_reply(payload, PROBE).prompt_tokens for payload in (going_on, closed)]
+        return 0 < counts[0] < counts[1]
+
+    async def _reasoning(self, dialect: Dialect) -> bool:
+        """Thinking comes apart from the answer, and a constraint (where there is one) holds for the answer alone."""
+        if not dialect.template_kwargs:
+            return False
+        fields = {} if dialect.spelling is None else constrained(dialect.spelling, UNLIKELY)
+        payload = await self._ask(dialect, replace(QUESTION, thinking=True, max_tokens=1024), **fields)
+        if payload is None:
+            return False
+        reply = read_reply(payload, PROBE)
+        return bool(reply.thinking) and (not fields or re.fullmatch(UNLIKELY, reply.texts[0]) is not None)
+
+    async def _video_frames(self, dialect: Dialect) -> bool:
+        """Whether frames from ten seconds on reach the model with these times: the prompt that it saw is read."""
+        video = _clip()
+        request = replace(QUESTION, videos=(video,), max_tokens=1)
+        payload = await self._ask(replace(dialect, video_frames=True), request, return_token_ids=True)
+        tokens = (payload or {}).get("prompt_token_ids")
+        if not isinstance(tokens, list):
+            return False
+        response = await self._transport.try_post("../detokenize", {"model": self._model, "tokens": tokens})
+        try:
+            prompt = str(response.json()["prompt"])
+        except (ValueError, KeyError, TypeError):
+            return False
+        return re.findall(r"<\d+\.\d seconds>", prompt) == expected_stamps(video)
+
+    async def _several(self, dialect: Dialect) -> bool:
+        """Whether a second video makes the prompt longer."""
+        counts = []
+        for number in (1, 2):
+            request = replace(QUESTION, videos=(_clip(),) * number, max_tokens=1)
+            payload = await self._ask(dialect, request)
+            counts.append(0 if payload is None else read_reply(payload, PROBE).prompt_tokens)
+        return 0 < counts[0] < counts[1]
+
+
+def _clip() -> VideoInput:
+    """Four frames of a moving bar, ten seconds into an episode of twenty."""
+    frames = np.zeros((4, 64, 64, 3), dtype=np.uint8)
+    for number in range(4):
+        frames[number, :, : 16 * (number + 1)] = 200
+    return VideoInput(frames=frames, timestamps_s=10 + 0.25 * np.arange(4), duration_s=20.0)
