@@ -168,9 +168,9 @@ def make_signal(config: JudgeConfig, profile: Profile) -> Signal:
 
 def make_engine(config: JudgeConfig, model: str) -> JudgeEngine:
     """Start the engine that the settings name."""
-    from regrasp.rewards.engines import open_engine
+    from regrasp.rewards.engines import build_engine
 
-    return open_engine(config.engine, model=model, base_url=config.base_url, concurrency=config.concurrency)
+    return build_engine(config.engine, {"model": model} | ({"base_url": config.base_url} if config.base_url else {}))
 
 
 def _dataset(config: JudgeConfig) -> Dataset | None:

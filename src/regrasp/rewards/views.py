@@ -186,7 +186,7 @@ def fit(size: Size, cell: Size) -> Size:
     return min(cell[0], _even(size[0] * scale)), min(cell[1], _even(size[1] * scale))
 
 
-def _even(pixels: float) -> int:
+def _even(pixels: float | int) -> int:
     return max(2, 2 * round(pixels / 2))
 
 

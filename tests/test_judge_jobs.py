@@ -1,0 +1,118 @@
+"""Jobs: what is understood, and what is refused in one clear sentence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regrasp.core.errors import ConfigError
+from regrasp.core.outcome import Source
+from regrasp.data.dataset import open_dataset
+from regrasp.rewards.jobs import episode_jobs, read_jobs
+from tests.datasets import EpisodeSpec, write_dataset
+
+GRADES = [{"label": "no", "points": 0}, {"label": "yes", "points": 0.5}]
+RUBRIC = [{"action": "grasp", "grading": GRADES}, {"action": "lift", "grading": GRADES}]
+
+
+def write(path: Path, *rows: Any) -> Path:
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n")
+    return path
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    fields = {"id": "a", "task": "lift it", "videos": ["left.mp4", "right.mp4"]} | changes
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def test_video_paths_start_from_the_jobs_file(tmp_path: Path):
+    (found,) = read_jobs(write(tmp_path / "jobs.jsonl", job(videos=["sub/left.mp4", "/abs/right.mp4"]), ""))
+    assert found.videos == (tmp_path / "sub/left.mp4", Path("/abs/right.mp4"))
+    assert (found.id, found.task) == ("a", "lift it")
+
+
+def test_a_rubric_job_holds_its_steps_and_cameras(tmp_path: Path):
+    row = job(robot="one arm", cameras=["from the left", "on the wrist"], rubric=RUBRIC)
+    (found,) = read_jobs(write(tmp_path / "jobs.jsonl", row), rubric=True)
+    assert [step.action for step in found.rubric] == ["grasp", "lift"]
+    assert [grade.points for grade in found.rubric[0].grading] == [0.0, 0.5]
+    assert (found.robot, found.cameras) == ("one arm", ("from the left", "on the wrist"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([job(), job()], ["line 2", "'a'", "line 1"]),
+        ([job(vidoes=["x.mp4"])], ["unknown field 'vidoes'", "Did you mean 'videos'?"]),
+        ([job(rubric=RUBRIC)], ["unknown field 'rubric'", "annotate rubric"]),
+        ([job(task=None)], ["'task'", "found nothing"]),
+        ([job(task=" ")], ["'task'", "nothing is assumed"]),
+        ([job(id=7)], ["'id'", "found 7"]),
+        ([job(videos=[])], ["'videos'", "at least one"]),
+        ([job(videos="left.mp4")], ["'videos'", "list"]),
+        (["{"], ["line 1", "not JSON"]),
+        (["[1]"], ["holds a list"]),
+        ([""], ["holds no job"]),
+    ],
+)
+def test_a_job_that_cannot_be_understood_is_refused(tmp_path: Path, rows: list[Any], words: list[str]):
+    with pytest.raises(ConfigError) as refused:
+        read_jobs(write(tmp_path / "jobs.jsonl", *rows))
+    assert [word for word in words if word not in str(refused.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rubric": None}, ["'rubric'", "list of steps"]),
+        ({"rubric": RUBRIC[:1]}, ["sum to 1", "0.5 = 0.5"]),
+        ({"rubric": [*RUBRIC, RUBRIC[0]]}, ["0.5 + 0.5 + 0.5 = 1.5"]),
+        ({"rubric": [{"action": "x", "grading": GRADES[:1]}]}, ["step 1", "at least two"]),
+        ({"rubric": [{"acton": "x", "grading": GRADES}]}, ["'acton'", "Did you mean 'action'?"]),
+        ({"rubric": [{"action": "x", "grading": [*GRADES, GRADES[0]]}]}, ["same points"]),
+        ({"rubric": [{"action": "x", "grading": [{"label": "a", "points": 2}, GRADES[0]]}]}, ["from 0 to 1", "2"]),
+        ({"rubric": [{"action": "x", "grading": [{"label": "a", "points": True}, GRADES[0]]}]}, ["'points'"]),
+        ({"cameras": ["one"]}, ["1 cameras are described", "2 videos"]),
+        ({"robot": ""}, ["'robot'"]),
+    ],
+)
+def test_a_rubric_that_cannot_be_marked_is_refused(tmp_path: Path, changes: dict[str, Any], words: list[str]):
+    with pytest.raises(ConfigError) as refused:
+        read_jobs(write(tmp_path / "jobs.jsonl", job(**({"rubric": RUBRIC} | changes))), rubric=True)
+    assert [word for word in words if word not in str(refused.value)] == []
+
+
+def test_a_missing_jobs_file_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"no jobs file .*nowhere"):
+        read_jobs(tmp_path / "nowhere.jsonl")
+
+
+def test_episodes_become_jobs_with_the_cameras_in_the_order_named(tmp_path: Path):
+    cameras = {"observation.images.a": (48, 72), "observation.images.b": (48, 72)}
+    path = write_dataset(tmp_path / "d", cameras=cameras, episodes=[EpisodeSpec(4), EpisodeSpec(5, index=7, task="t7")])
+    dataset = open_dataset(path, source=Source.ROLLOUT)
+    order = ["observation.images.b", "observation.images.a"]
+    jobs = episode_jobs(dataset, order, None)
+    assert [(job.id, job.task) for job in jobs] == [("d/0", "put the cube in the box"), ("d/7", "t7")]
+    assert jobs[1].episode is not None
+    assert list(jobs[1].episode.cameras) == order
+    assert [job.id for job in episode_jobs(dataset, order, [7])] == ["d/7"]
+    with pytest.raises(ConfigError, match="Name the cameras"):
+        episode_jobs(dataset, [], None)
+    with pytest.raises(ConfigError, match=r"no camera 'observation\.images\.c'.*Did you mean"):
+        episode_jobs(dataset, ["observation.images.c"], None)
+    with pytest.raises(ConfigError, match="no episodes 3"):
+        episode_jobs(dataset, order, [3])
+
+
+def test_another_task_or_another_file_is_another_job(tmp_path: Path):
+    (tmp_path / "left.mp4").write_bytes(b"1")
+    (one,) = read_jobs(write(tmp_path / "jobs.jsonl", job()))
+    first = one.digest
+    (same,) = read_jobs(write(tmp_path / "again.jsonl", job()))
+    assert same.digest == first
+    (other,) = read_jobs(write(tmp_path / "jobs.jsonl", job(task="drop it")))
+    assert other.digest != first
+    (tmp_path / "left.mp4").write_bytes(b"12")
+    assert same.digest != first
