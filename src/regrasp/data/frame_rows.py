@@ -54,7 +54,7 @@ class FrameRows:
         return cls(
             episode=scalars(table["episode_index"], "episode_index", np.int64),
             frame=scalars(table["frame_index"], "frame_index", np.int64),
-            time=scalars(table["timestamp"], "timestamp", np.float64),
+            time=_times(table["timestamp"]),
             task=_task_codes(table, columns),
             flag=None if columns.flag is None else _flag_codes(table, columns.flag),
         )
@@ -133,6 +133,12 @@ def read_rows(files: list[Path], columns: RowColumns, problems: list[Problem]) -
             text = str(trouble).split(" Mend:")[0].rstrip(".")
             text = text if str(path) in text else f"'{path}': {text}"
             problems.append(error(text, "restore the file from its source, or record the dataset again"))
+
+
+def _times(column: pa.ChunkedArray) -> np.ndarray:
+    """Timestamps, float32 where they are stored so: twice as fast to compare, and to hash."""
+    exact = np.float32 if column.type == pa.float32() else np.float64
+    return scalars(column, "timestamp", exact)
 
 
 def _task_codes(table: pa.Table, columns: RowColumns) -> np.ndarray:

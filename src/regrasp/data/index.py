@@ -97,16 +97,23 @@ class _Episode:
     task_changes: bool = False
     time_stands: int | None = None
 
-    def append(self, frames: np.ndarray, consecutive: bool) -> None:
-        """Take the next rows' frame numbers."""
+    def append(self, frames: np.ndarray, first: int, consecutive: bool) -> None:
+        """Take the next rows' frame numbers, which begin with ``first``."""
         if self.length == 0:
-            self.first = int(frames[0])
-        regular = consecutive and self.pieces is None and int(frames[0]) == self.first + self.length
+            self.first = first
+        regular = consecutive and self.pieces is None and first == self.first + self.length
         if not regular:
             if self.pieces is None:
                 self.pieces = [np.arange(self.first, self.first + self.length, dtype=np.int64)]
             self.pieces.append(frames.astype(np.int64))
         self.length += len(frames)
+
+    def take(self, stamps: np.ndarray, task: object, task_changes: bool) -> None:
+        """Take the next rows' timestamps, and the task of the first of them."""
+        if self.hasher is not None:
+            self.hasher.update(stamps)
+        self.task = task if self.task is None else self.task
+        self.task_changes |= task_changes or self.task != task
 
     def close(self) -> None:
         """Take no more rows: keep the digest of the timestamps instead of what makes it."""
@@ -165,20 +172,28 @@ def _collect(blocks: Iterable[FrameRows], repeated: list[Problem] | None = None)
         standing = ~(np.diff(rows.time, prepend=-np.inf) > 0)  # NaN counts too
         standing[starts] = np.isnan(rows.time[starts])
         stands = np.logical_or.reduceat(standing, starts)
-        stamps = rows.time.astype(np.float32)
-        for run, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
-            episode = _episode_of(episodes, int(number[start]), int(frame[start]))
-            episode.append(frame[start:stop], bool(consecutive[run]))
-            if episode.hasher is not None:
-                episode.hasher.update(stamps[start:stop])
-            episode.task = task[start] if episode.task is None else episode.task
-            episode.task_changes |= bool(changes[run]) or episode.task != task[start]
-            if stands[run] and episode.time_stands is None:
+        stamps = rows.time.astype(np.float32, copy=False)
+        flags = _extremes(rows.flag, starts, stops)
+        runs = (number[starts], frame[starts], consecutive, changes, stands, task[starts])
+        for start, stop, flag, *run in zip(
+            starts.tolist(), stops.tolist(), flags, *(column.tolist() for column in runs), strict=True
+        ):
+            numbered, first, is_consecutive, task_changes, time_stands, code = run
+            episode = _episode_of(episodes, numbered, first)
+            episode.append(frame[start:stop], first, is_consecutive)
+            episode.take(stamps[start:stop], code, task_changes)
+            if time_stands and episode.time_stands is None:
                 episode.time_stands = int(frame[start + int(np.argmax(standing[start:stop]))])
-            if rows.flag is not None:
-                part = rows.flag[start:stop]
-                episode.flags += [int(part.max()), int(part.min()), int(part[-1])]
+            episode.flags += flag
     return episodes
+
+
+def _extremes(flag: np.ndarray | None, starts: np.ndarray, stops: np.ndarray) -> list[list[int]]:
+    """The greatest, the least and the last flag of each run; nothing where there are none."""
+    if flag is None:
+        return [[]] * len(starts)
+    found = [np.maximum.reduceat(flag, starts), np.minimum.reduceat(flag, starts), flag[stops - 1]]
+    return np.stack(found, axis=1).tolist()
 
 
 def _repetition(number: np.ndarray, frame: np.ndarray, step: np.ndarray) -> Problem:

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow as pa
+
 from regrasp.core.errors import DatasetError, DatasetNotFound, listing
-from regrasp.data.columns import open_parquet, read_table
+from regrasp.data.columns import open_parquet, primitives, read_table
 
 Version = Literal["v2.1", "v3.0"]
 _READ_AS: dict[str, Version] = {"v2.0": "v2.1", "v2.1": "v2.1", "v3.0": "v3.0"}
@@ -110,6 +112,8 @@ def _v30_numbers(chunk: int, file: int) -> dict[str, Any]:
 
 def _whole(value: object, name: str, where: Path) -> int:
     """A whole number of the metadata, which may be a list of one or a float; a DatasetError names what is not."""
+    if type(value) is int:  # nearly always, and there may be a hundred thousand
+        return value
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, int | float) and math.isfinite(value) and value == int(value):
@@ -221,25 +225,32 @@ def _read_episodes(root: Path, notes: list[str]) -> dict[int, EpisodeRow]:
         )
         raise DatasetError(message)
     episodes: dict[int, EpisodeRow] = {}
+    meta = root / "meta"
     for row in rows:
-        number = _whole(row.pop("episode_index", None), "an episode's episode_index", root / "meta")
+        number = _whole(row.pop("episode_index", None), "an episode's episode_index", meta)
         if number in episodes:
             notes.append(f"meta lists episode {number} twice; the first is used")
             continue
-        length, tasks = _stated_length(row.pop("length", None), number, root), row.pop("tasks", None)
+        length, tasks = _stated_length(row.pop("length", None), number, meta), row.pop("tasks", None)
         tasks = [tasks] if isinstance(tasks, str) else tasks or []
         texts = tuple(sys.intern(str(task)) for task in tasks if str(task).strip())
         episodes[number] = EpisodeRow(episode_index=number, length=length, tasks=texts, fields=row)
     return episodes
 
 
-def _stated_length(value: object, number: int, root: Path) -> int | None:
+def _stated_length(value: object, number: int, meta: Path) -> int | None:
     missing = value is None or (isinstance(value, float) and math.isnan(value))
-    return None if missing else _whole(value, f"the length of episode {number}", root / "meta")
+    return None if missing else _whole(value, f"the length of episode {number}", meta)
 
 
 def _parquet_rows(path: Path) -> list[dict[str, Any]]:
     names = [name for name in open_parquet(path).schema_arrow.names if not name.startswith("stats/")]
     table = read_table(path, names)
-    columns = [table[name].to_pylist() for name in names]
+    columns = [_plain(table[name]) for name in names]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _plain(column: pa.ChunkedArray) -> list[Any]:
+    """A column as Python values; numbers without nulls by way of numpy, which takes a tenth of the time."""
+    numbers = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+    return primitives(column).tolist() if numbers and not column.null_count else column.to_pylist()

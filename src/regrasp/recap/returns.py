@@ -195,9 +195,9 @@ def _scales(config: ReturnsConfig, parts: list[_Part], tables: _Tables) -> Scale
     least = np.minimum.accumulate(tables.returns, axis=1)
     lows: dict[str, float] = {}
     for part in parts:
-        for position, table in zip(part.keep.tolist(), part.table.tolist(), strict=True):
+        least_of = least[part.table, part.index.length[part.keep] - 1].astype(np.float32)
+        for position, low in zip(part.keep.tolist(), least_of.tolist(), strict=True):
             scope = "*" if config.scale == "global" else part.index.task[position]
-            low = float(np.float32(least[table, part.index.length[position] - 1]))
             lows[scope] = min(lows.get(scope, 0.0), low)
     flat = [scope for scope, low in lows.items() if low >= 0]
     if flat:

@@ -10,7 +10,6 @@ from pathlib import Path
 from regrasp.core.errors import ConfigError
 from regrasp.core.outcome import Source
 from regrasp.data.dataset import Dataset, open_dataset
-from regrasp.recap.recipe import read_recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +70,8 @@ def open_datasets(selection: Selection, *, flags: bool = False) -> list[Dataset]
         for path in paths
     ]
     if not opened and selection.config is not None:
+        from regrasp.recap.recipe import read_recipe  # and with it pydantic and yaml
+
         folder = selection.config.parent
         opened = [
             open_dataset(
