@@ -370,6 +370,14 @@ def test_repeated_frames_are_refused(tmp_path: Path, options: dict[str, Any]):
     assert errors == ["episode 1 has frame 2 more than once (and 1 more such rows)"]
 
 
+def test_a_frame_that_one_file_ends_and_the_next_begins_with_is_refused(tmp_path: Path):
+    root = written(tmp_path, episodes_per_file=1)
+    last = pq.read_table(root / V30_FILE).slice(11, 1)
+    edit_parquet(root / "data/chunk-000/file-001.parquet", lambda table: pa.concat_tables([last, table]))
+    errors = [text for level, text in problems(root) if level == "error"]
+    assert errors == ["episode 0 has frame 11 more than once"]
+
+
 def test_an_episode_in_two_files_is_refused(tmp_path: Path):
     root = written(tmp_path, layout="v2.1")
     edit_parquet(root / V21_FILE.format(2), replace("episode_index", lambda numbers: [0] * len(numbers)))

@@ -57,6 +57,12 @@ def test_both_layouts_list_the_same_episodes(tmp_path: Path, layout: str):
     ]
 
 
+@pytest.mark.parametrize("layout", ["v2.1", "v3.0"])
+def test_what_file_managers_leave_in_the_metadata_is_not_read(tmp_path: Path, layout: str):
+    meta = read_layout(written(tmp_path, layout=layout, stray_files=True))
+    assert (list(meta.episodes), meta.notes) == ([0, 1, 2], [])
+
+
 @pytest.mark.parametrize(
     "data_path",
     [

@@ -203,6 +203,16 @@ def test_files_in_any_order_are_accepted(
     assert read(dataset, [0, 2]) == expected([0, 7])
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 12])
+def test_a_sorted_file_is_never_held_whole(tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sidecar_module, "read_blocks", lambda path, names: read_blocks(path, names, rows=rows))
+    monkeypatch.setattr(sidecar_module, "_read_sorted", None)
+    dataset = opened(tmp_path)
+    write_plain(dataset, KEYS, row_groups=1)
+    assert read(dataset, [0, 1, 2]) == expected([0, 4, 7])
+    assert read(dataset, [1]) == expected([4])
+
+
 @pytest.mark.parametrize("kind", [pa.int32(), pa.float64(), pa.list_(pa.int64(), 1)])
 def test_keys_may_have_any_whole_type(tmp_path: Path, kind: pa.DataType):
     dataset = opened(tmp_path)
