@@ -4,6 +4,7 @@ Nothing is imported before it is needed: the help and the tabular stages load ne
 """
 
 import dataclasses
+import gc
 import importlib
 import os
 import sys
@@ -16,6 +17,10 @@ from regrasp.core.errors import ConfigError, RegraspError, listing, nearest
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "demos": ("regrasp.recap.collect_stages", "DemosConfig", "record demonstrations of scripted experts"),
     "inspect": ("regrasp.recap.inspect", "InspectConfig", "say what a dataset holds and what is wrong with it"),
+    "annotate terminal": ("regrasp.recap.annotate", "TerminalConfig", "a judge's score of each attempt's end, 1 to 5"),
+    "annotate dense": ("regrasp.recap.annotate", "DenseConfig", "a judge's score of every half second, 1 to 3"),
+    "annotate rubric": ("regrasp.recap.annotate", "RubricConfig", "a judge's points for each step of a rubric"),
+    "outcomes": ("regrasp.recap.outcomes_stage", "OutcomesConfig", "outcomes from a judge's scores, by a stated rule"),
     "returns": ("regrasp.recap.returns", "ReturnsConfig", "a return for every frame, from outcomes"),
     "value fit": ("regrasp.recap.value_fit", "ValueFitConfig", "train a value model on returns"),
     "value predict": ("regrasp.recap.value_predict", "ValuePredictConfig", "a value for every frame"),
@@ -23,6 +28,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "relabel": ("regrasp.recap.relabel", "RelabelConfig", "new labels from stored values"),
     "policy fit": ("regrasp.recap.policy_fit", "PolicyFitConfig", "train a policy, conditioned on labels or plainly"),
     "progress": ("regrasp.recap.progress", "ProgressConfig", "values as progress, for LeRobot's weighted training"),
+    "improve": (
+        "regrasp.recap.improve",
+        "ImproveConfig",
+        "the whole loop, from a recipe; only what changed runs again",
+    ),
     "rollout": ("regrasp.recap.collect_stages", "RolloutConfig", "record a policy's own episodes, with outcomes"),
     "evaluate": ("regrasp.recap.collect_stages", "EvaluateConfig", "success and speed of policies, with intervals"),
 }
@@ -31,6 +41,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 2 for a mistake of the user's, 1 for a failure of ours."""
+    gc.set_threshold(100_000)  # thousands of episodes are small objects without cycles; searching them cost 6 %
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     try:
@@ -126,39 +137,18 @@ def _recipe_defaults[C](command: str, config_type: type[C], words: list[str]) ->
     if path is None:
         return None
     import tyro
-    from pydantic import TypeAdapter, ValidationError
 
     from regrasp.recap.recipe import read_recipe
+    from regrasp.recap.recipe_settings import settings_of
 
     section = read_recipe(Path(path)).section(command)
     fields = {field.name: field for field in dataclasses.fields(config_type)}  # type: ignore[arg-type] - a dataclass
-    types = typing.get_type_hints(config_type)
-    values: dict[str, object] = {}
-    for key, value in section.items():
-        name = key.replace("-", "_")
-        if name not in fields:
-            message = (
-                f"The recipe '{path}' has the unknown key {key!r} for `{command}`.{nearest(name, fields)} Known are: "
-                f"{listing(fields, 30)}."
-            )
-            raise ConfigError(message)
-        try:
-            values[name] = _beside(Path(path), TypeAdapter(types[name]).validate_python(value))
-        except ValidationError as error:
-            message = f"The recipe '{path}', {command}.{key}: {error.errors()[0]['msg']}; found {value!r}."
-            raise ConfigError(message) from None
+    values = settings_of(Path(path), command, section, config_type)
     default = object.__new__(config_type)  # not by its own means: what is required may still be missing
     for name, field in fields.items():
         otherwise = tyro.MISSING if field.default is dataclasses.MISSING else field.default
         object.__setattr__(default, name, values.get(name, otherwise))
     return default
-
-
-def _beside(recipe: Path, value: object) -> object:
-    """A setting of a recipe; its paths start, like its datasets', from the recipe's own folder."""
-    if isinstance(value, Path):
-        return recipe.parent / value.expanduser()
-    return tuple(_beside(recipe, one) for one in value) if isinstance(value, tuple) else value
 
 
 def _spell_switches(config_type: type, words: list[str]) -> list[str]:

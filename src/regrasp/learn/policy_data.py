@@ -173,7 +173,7 @@ class PolicyFrames(Dataset):
 
 
 def mixture_moments(
-    parts: Sequence[Float32[np.ndarray, "R D"]], episodes: Sequence[EpisodeRef], weights: Sequence[float]
+    parts: Sequence[Float32[np.ndarray, "_ D"]], episodes: Sequence[EpisodeRef], weights: Sequence[float]
 ) -> tuple[Float[np.ndarray, " D"], Float[np.ndarray, " D"]]:
     """Return mean and standard deviation of each dimension over a mixture.
 
@@ -203,12 +203,12 @@ def mixture_moments(
 
 
 def advantage_weights(
-    advantages: Sequence[Float[np.ndarray, " R"]],
-    counted: Sequence[Bool[np.ndarray, " R"]],
+    advantages: Sequence[Float[np.ndarray, " _"]],
+    counted: Sequence[Bool[np.ndarray, " _"]],
     *,
     temperature: float,
     limit: float,
-) -> list[Float32[np.ndarray, " R"]]:
+) -> list[Float32[np.ndarray, " _"]]:
     """Weigh each row of some datasets by its advantage, for advantage-weighted regression.
 
         w = min(exp(A / (temperature * s)), limit) / mean,   s = the standard deviation of A

@@ -70,8 +70,6 @@ def find_policy_episodes(
         OutcomeError: Only successes are wanted and an outcome is unknown.
         ConfigError: No episode is left, or there are too few to hold out any.
     """
-    from regrasp.learn.episode_rows import EpisodeRef
-
     labels = None
     if tag is not None:
         labels = [open_sidecar(dataset, "advantages", tag, reader="policy fit") for dataset in datasets]
@@ -80,23 +78,12 @@ def find_policy_episodes(
     for number, dataset in enumerate(datasets):
         sidecar = labels[number] if labels is not None else None
         outcomes.append(_outcomes(dataset, sidecar, needed=only_successes))
-        index, offset = dataset.index(), dataset.index().offset
-        for position in _kept(dataset, sidecar):
-            episode = int(index.episode_index[position])
-            success = outcomes[-1].get(episode) is Outcome.SUCCESS
-            if only_successes and not success:
-                continue
-            episodes.append(
-                EpisodeRef(
-                    dataset=number,
-                    episode_index=episode,
-                    first_row=int(offset[position]),
-                    length=int(index.length[position]),
-                    task=index.task[position],
-                    width=1.0,
-                    success=success,
-                )
-            )
+        offset = dataset.index().offset
+        found = [
+            _episode(number, dataset, position, int(offset[position]), outcomes[-1])
+            for position in _kept(dataset, sidecar)
+        ]
+        episodes += [episode for episode in found if episode.success or not only_successes]
     if not episodes:
         raise ConfigError(
             f"None of the episodes of {listing(d.name for d in datasets)} is a success, so `--episodes success` leaves "
@@ -104,6 +91,24 @@ def find_policy_episodes(
         )
     held_out = _holdout(episodes, holdout, seed)
     return PolicyEpisodes(datasets=datasets, labels=labels, outcomes=outcomes, episodes=episodes, held_out=held_out)
+
+
+def _episode(
+    number: int, dataset: Dataset, position: int, first_row: int, outcomes: dict[int, Outcome]
+) -> "EpisodeRef":
+    from regrasp.learn.episode_rows import EpisodeRef
+
+    index = dataset.index()
+    episode = int(index.episode_index[position])
+    return EpisodeRef(
+        dataset=number,
+        episode_index=episode,
+        first_row=first_row,
+        length=int(index.length[position]),
+        task=index.task[position],
+        width=1.0,
+        success=outcomes.get(episode) is Outcome.SUCCESS,
+    )
 
 
 def _kept(dataset: Dataset, sidecar: Sidecar | None) -> list[int]:

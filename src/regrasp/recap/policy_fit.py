@@ -61,11 +61,11 @@ class PolicyFitConfig(Selection):
     """beta, as the checkpoint has it; can be changed where it is run."""
     noise_scale: float = 1.0
     """Scale of the starting noise, as the checkpoint has it; can be changed where it is run."""
-    steps: int = 2000
+    steps: int = 3000
     """Optimizer steps; the weights after the last one are kept."""
     batch_size: int = 256
     """Frames in a step."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-3
     """The peak, after a warm-up of a twentieth of the steps; it then falls to 0 along a cosine."""
     weight_decay: float = 1e-4
     """AdamW's."""

@@ -1,7 +1,7 @@
 """``recipe.yaml``: the datasets of a run, and the settings of its stages."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -43,13 +43,71 @@ class ValueSections(BaseModel):
     predict: dict[str, Any] = Field(default_factory=dict)
 
 
+class PolicySections(BaseModel):
+    """The settings of the policy, under ``policy:``.
+
+    Attributes:
+        fit: Settings of ``policy fit``, named as its flags with underscores; for every policy of a run.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    fit: dict[str, Any] = Field(default_factory=dict)
+
+
+class EnvironmentEntry(BaseModel):
+    """Where policies collect data and are evaluated.
+
+    Attributes:
+        name: Such as ``metaworld:pick-place-v3``.
+        max_episode_steps: Where episodes are cut off; the environment's own limit where it is left out.
+        copies: Episodes that run together.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    max_episode_steps: int | None = Field(default=None, ge=1)
+    copies: int = Field(default=32, ge=1)
+
+
+class EvaluationEntry(BaseModel):
+    """How the policies of a run are compared, all from the same initial states.
+
+    Attributes:
+        episodes: Of each policy and setting.
+        noise_scales: Scales of the starting noise; every policy is run at each.
+        guidance_scales: beta, for conditioned policies; the first is the one that baselines are compared with.
+        conditions: What conditioned policies are asked for besides ``positive``, at beta 1 and the first noise scale.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    episodes: int = Field(default=200, ge=1)
+    noise_scales: list[float] = Field(default=[1.0], min_length=1)
+    guidance_scales: list[float] = Field(default=[1.0], min_length=1)
+    conditions: list[Literal["negative", "none"]] = Field(default_factory=list)
+
+
+Baseline = Literal["sft", "sft_all", "filtered_bc", "awr"]
+"""Imitation of the demonstrations, of everything, of the successes, and of everything weighted by advantage."""
+
+
 class Recipe(BaseModel):
-    """A recipe: datasets as RLinf users write them, and one section of settings for each stage.
+    """A recipe: datasets as RLinf users write them, one section of settings for each stage, and how the loop runs.
 
     Attributes:
         train_data_paths: The datasets.
         returns, advantages, relabel: Settings, named as the stages' flags with underscores.
         value: The settings of ``value fit`` and ``value predict``, in two sections.
+        policy: The settings of ``policy fit``.
+        environment: Where ``regrasp improve`` collects and evaluates; without one it works offline.
+        demos: Settings of ``regrasp demos``, where the environment's experts are to give the demonstrations.
+        rollout: Settings of ``regrasp rollout``, for the data of each round.
+        rounds: Times that data are collected, valued and learnt from.
+        evaluation: How policies are compared.
+        baselines: What else is trained on the same data.
+        seed: Of everything random that has no seed of its own in its section.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -59,13 +117,21 @@ class Recipe(BaseModel):
     value: ValueSections = Field(default_factory=ValueSections)
     advantages: dict[str, Any] = Field(default_factory=dict)
     relabel: dict[str, Any] = Field(default_factory=dict)
+    policy: PolicySections = Field(default_factory=PolicySections)
+    environment: EnvironmentEntry | None = None
+    demos: dict[str, Any] | None = None
+    rollout: dict[str, Any] = Field(default_factory=dict)
+    rounds: int = Field(default=1, ge=1)
+    evaluation: EvaluationEntry = Field(default_factory=EvaluationEntry)
+    baselines: list[Baseline] = Field(default_factory=list)
+    seed: int = Field(default=0, ge=0)
 
     def section(self, command: str) -> dict[str, Any]:
         """The settings of a command such as ``returns`` or ``value fit``."""
         found: Any = self
         for name in command.split(" "):
             found = getattr(found, name, {})
-        return found
+        return found or {}
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -117,7 +183,13 @@ def _explain(path: Path, error: ValidationError) -> str:
 
 def _siblings(unknown: ErrorDetails) -> list[str]:
     """The keys that are known where an unknown one stands."""
-    holders: dict[str | int, type[BaseModel]] = {"train_data_paths": DatasetEntry, "value": ValueSections}
+    holders: dict[str | int, type[BaseModel]] = {
+        "train_data_paths": DatasetEntry,
+        "value": ValueSections,
+        "policy": PolicySections,
+        "environment": EnvironmentEntry,
+        "evaluation": EvaluationEntry,
+    }
     return list(holders.get(unknown["loc"][0] if len(unknown["loc"]) > 1 else "", Recipe).model_fields)
 
 
