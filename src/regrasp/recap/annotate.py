@@ -66,8 +66,6 @@ class JudgeConfig:
     """Write what the model sees into this folder."""
     overwrite: bool = False
     """Replace a tag's rows that were made with other settings."""
-    config: Path | None = None
-    """A recipe.yaml with settings for this command; flags go before it."""
     debug: bool = False
     """Show the traceback of an error."""
 

@@ -38,8 +38,6 @@ class OutcomesConfig:
     """Replace outcomes of this tag that were made otherwise."""
     dry_run: bool = False
     """Say what would be written, and write nothing."""
-    config: Path | None = None
-    """A recipe.yaml with settings for this command; flags go before it."""
     debug: bool = False
     """Show the traceback of an error."""
 

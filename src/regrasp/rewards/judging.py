@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
@@ -23,6 +23,7 @@ MASS_OUTSIDE = 0.5
 """Less probability than this on the answers that were asked for, and a reply is flagged."""
 
 
+@runtime_checkable
 class Desk(Protocol):
     """Where a signal has its requests prepared and answered, with as many at once as the run allows."""
 
@@ -57,6 +58,7 @@ class Judged:
     flags: list[str] = field(default_factory=list)
 
 
+@runtime_checkable
 class Signal(Protocol):
     """One of the three signals, set up for a run."""
 
