@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from regrasp.core.errors import ConfigError, VideoError
-from regrasp.data.frames import FrameReader, episode_timestamps
+from regrasp.data.frames import FrameReader, episode_timestamps, iter_episode_frames
 from regrasp.data.video import Footage, Size, VideoCursor, read_frames
 from regrasp.rewards.jobs import Job
 
@@ -82,8 +82,9 @@ class Views:
         self.sizes: list[Size] = []
         for camera in cameras:
             if camera.height is None or camera.width is None:
-                with contextlib.closing(FrameReader(place.dataset, camera.name)) as reader:
-                    self.sizes.append(reader.read(place.number, self.timestamps[:1])[0].shape[:2])
+                first = iter_episode_frames(place.dataset, camera.name, place.number, rows=slice(1))
+                height, width = next(first).shape[:2]
+                self.sizes.append((height, width))
             else:
                 self.sizes.append((camera.height, camera.width))
         self.duration_s = _duration(self.timestamps, self.fps)
