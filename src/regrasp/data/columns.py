@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from regrasp.core.errors import DatasetError
@@ -103,14 +102,19 @@ def primitives(column: pa.ChunkedArray) -> np.ndarray:
 
     Arrow's own ``to_numpy`` imports pandas, which costs more CPU than a small dataset does.
     """
-    if pa.types.is_boolean(column.type):
-        return primitives(pc.cast(column, pa.uint8())).view(bool)
     if column.null_count:
-        column = pc.fill_null(column, float("nan"))
-    parts = [np.from_dlpack(chunk) for chunk in column.chunks if len(chunk)]
+        column = column.fill_null(float("nan"))
+    unpack = _booleans if pa.types.is_boolean(column.type) else np.from_dlpack
+    parts = [unpack(chunk) for chunk in column.chunks if len(chunk)]
     if not parts:
         return np.empty(0, dtype=column.type.to_pandas_dtype())
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _booleans(chunk: pa.Array) -> np.ndarray:
+    """Arrow keeps eight booleans in a byte."""
+    bits = np.unpackbits(np.frombuffer(chunk.buffers()[1], dtype=np.uint8), bitorder="little")
+    return bits[chunk.offset : chunk.offset + len(chunk)].view(bool)
 
 
 def to_arrow(values: np.ndarray | pa.Array, kind: pa.DataType) -> pa.Array:

@@ -7,7 +7,6 @@ from typing import Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from regrasp.core.errors import DatasetError, listing
 from regrasp.core.outcome import Outcome
@@ -160,7 +159,7 @@ def _flag_codes(table: pa.Table, name: str) -> np.ndarray:
         return np.full(len(column), _UNREADABLE, dtype=np.int8)
     if not column.null_count and pa.types.is_boolean(kind):
         return primitives(column).astype(np.int8)
-    numbers = primitives(pc.cast(column, pa.float64()))
+    numbers = primitives(column.cast(pa.float64()))
     codes = np.where(np.isnan(numbers), _NULL, np.where(np.isin(numbers, (0, 1)), numbers, _UNREADABLE))
     return codes.astype(np.int8)
 

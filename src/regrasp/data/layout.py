@@ -24,6 +24,10 @@ _VIDEO_PATH = {
 }
 
 
+_UNREAD = ("stats/", "meta/episodes/", "dataset_from_index", "dataset_to_index")
+"""Columns of meta/episodes that nothing here needs; stats are most of the file."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeRow:
     """What the metadata says of one episode."""
@@ -244,7 +248,7 @@ def _stated_length(value: object, number: int, meta: Path) -> int | None:
 
 
 def _parquet_rows(path: Path) -> list[dict[str, Any]]:
-    names = [name for name in open_parquet(path).schema_arrow.names if not name.startswith("stats/")]
+    names = [name for name in open_parquet(path).schema_arrow.names if not name.startswith(_UNREAD)]
     table = read_table(path, names)
     columns = [_plain(table[name]) for name in names]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
