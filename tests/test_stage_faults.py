@@ -1,5 +1,6 @@
 """What is left of a stage that is killed, runs out of space, or is not alone: the old file or the new one, whole."""
 
+import json
 import os
 import random
 import resource
@@ -51,10 +52,15 @@ class Workplace:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    root = tmp_path_factory.mktemp("faults")
+    return build(tmp_path_factory.mktemp("faults"), {"large": 98, "small": 2}, length=2000)
+
+
+def build(root: Path, counts: dict[str, int], *, length: int) -> Workplace:
     datasets = []
-    for name, count in (("large", 98), ("small", 2)):
-        specs = [EpisodeSpec(2000, task=TASKS[n % 2], success=n % 3 > 0, interventions=((5, 9),)) for n in range(count)]
+    for name, count in counts.items():
+        specs = [
+            EpisodeSpec(length, task=TASKS[n % 2], success=n % 3 > 0, interventions=((5, 9),)) for n in range(count)
+        ]
         datasets.append(write_dataset(root / name, episodes=specs, state_dim=2, stats=False))
         write_values(datasets[-1], "base", seed=count)
     place = Workplace((datasets[0], datasets[1]), root / "before", root / "after")
@@ -114,7 +120,7 @@ def kill_at_random(place: Workplace, stage: str, beside: Path, kills: int) -> No
 def test_a_stage_killed_at_any_moment_leaves_old_or_new_files_alone(
     place: Workplace, stage: str, tmp_path: Path
 ) -> None:
-    kill_at_random(place, stage, tmp_path / "beside", kills=5)
+    kill_at_random(place, stage, tmp_path / "beside", kills=4)
 
 
 @pytest.mark.slow
@@ -126,9 +132,9 @@ def test_a_stage_killed_a_hundred_times_leaves_old_or_new_files_alone(
 
 
 KILLED_AT_A_CALL = """
-import os, signal, sys
+import json, os, signal, sys, tyro
+import regrasp.recap.advantages
 from regrasp.cli.main import main
-left = int(sys.argv[1])
 def deadly(name):
     real = getattr(os, name)
     def call(*arguments, **named):
@@ -140,21 +146,36 @@ def deadly(name):
     setattr(os, name, call)
 for name in ("link", "replace", "fsync", "unlink"):
     deadly(name)
-sys.exit(main(sys.argv[2:]))
+codes = []
+for left, words in json.load(sys.stdin):
+    child = os.fork()
+    if not child:
+        os.dup2(2, 1)
+        os._exit(main(words))
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(json.dumps(codes))
 """
-"""``regrasp``, killed just before its N-th call that names, renames or flushes a file."""
+"""Run ``regrasp`` for each (N, words): killed just before its N-th call that names, renames or flushes a file."""
 
 
-def test_a_stage_killed_between_any_two_steps_of_publishing_is_mended_by_running_it_again(
-    place: Workplace, tmp_path: Path
-) -> None:
+def run_killed_at(commands: Sequence[tuple[int, list[str]]]) -> list[int]:
+    """The exit codes of commands, each killed before the call of its number; 0 kills none."""
+    words = [sys.executable, "-c", KILLED_AT_A_CALL]
+    done = subprocess.run(words, input=json.dumps(commands), capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_a_stage_killed_between_any_two_steps_of_publishing_is_mended_by_running_it_again(tmp_path: Path) -> None:
+    place = build(tmp_path / "place", {"one": 4, "two": 2}, length=60)
+    steps = range(1, 41)
+    besides = [place.fresh(tmp_path / f"{step}", "advantages") for step in steps]
+    commands = [place.command("advantages", beside, new=True)[3:] for beside in besides]
+    codes = run_killed_at(list(zip(steps, commands, strict=True)))
+    calls = codes.index(0)
+    assert codes == [-signal.SIGKILL] * calls + [0] * (len(codes) - calls)
+    assert calls > 12  # four files: each is flushed, named twice and renamed at least
     seen = []
-    for step in range(1, 60):
-        beside = place.fresh(tmp_path / "beside", "advantages")
-        words = place.command("advantages", beside, new=True)[3:]
-        done = subprocess.run(
-            [sys.executable, "-c", KILLED_AT_A_CALL, str(step), *words], stdout=subprocess.DEVNULL, check=False
-        )
+    for beside in besides:
         # the new file takes the old one's place through a second name: between the two there are both
         second_names = list(beside.rglob(".*.publish"))
         assert len(second_names) <= 1
@@ -163,14 +184,10 @@ def test_a_stage_killed_between_any_two_steps_of_publishing_is_mended_by_running
         seen.append(check_old_or_new(place, "advantages", beside))
         for path in second_names:
             (tmp_path / path.name).rename(path)
-        if done.returncode == 0:
-            break
-        assert done.returncode == -signal.SIGKILL
-        if second_names or step % 5 == 0:
-            check_rerun_gives_the_same(place, "advantages", beside)
     assert seen == sorted(seen)
-    assert seen[0] == 0
-    assert seen[-1] == 4  # labels and the mixture file of two datasets
+    assert (seen[0], seen[-1]) == (0, 4)  # labels and the mixture file of two datasets
+    assert run_killed_at([(0, words) for words in commands]) == [0] * len(commands)
+    assert all(names_and_bytes(beside) == names_and_bytes(place.after / "advantages") for beside in besides)
 
 
 def run_all(commands: Sequence[list[str]], preexec: Callable[[], None] | None = None) -> list[tuple[int, str]]:
