@@ -127,6 +127,22 @@ def test_only_what_depends_on_a_change_is_to_do(undisturbed: Path, tmp_path: Pat
     }
 
 
+def test_a_second_round_learns_from_all_the_data_and_from_fresh_weights(tmp_path: Path):
+    write_recipe(tmp_path, {**ONLINE, "rounds": 2, "baselines": [], "evaluation": {"episodes": 2}})
+    improve(tmp_path)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [(one["policy"], one["round"]) for one in summary["policies"]] == [
+        ("SFT on demonstrations", 0),
+        ("RECAP, round 1, β 1", 1),
+        ("RECAP, round 2, β 1", 2),
+    ]
+    assert "round1 (rollouts), 6 of 6 episodes of round2 (rollouts)" in summary["policies"][2]["trained_on"]
+    assert [one["first"] for one in summary["comparisons"]] == ["RECAP, round 2, β 1"]
+    recorded = json.loads((tmp_path / "run" / "data" / "round2" / "meta" / "recording.json").read_text())
+    assert recorded["policy"] == "run/policies/recap_round1"
+    assert len(summary["values"]) == 2
+
+
 def test_a_dry_run_of_a_new_recipe_leaves_no_trace(tmp_path: Path):
     write_recipe(tmp_path, {**ONLINE, "rounds": 2})
     stages = plan(tmp_path)

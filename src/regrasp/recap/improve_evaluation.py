@@ -167,7 +167,6 @@ def summarise(loop: "Loop") -> list[str]:
     table = _table(loop.trials, results)
     sentences = [verdict.sentence for verdict in found]
     write_json_atomic(loop.folder / "summary.json", _summary(loop, results, found))
-    (loop.folder / "table.md").write_text("\n".join([table, "", *sentences]) + "\n", encoding="utf-8")
     bars = [
         Bar(label=trial.title, group=f"noise {trial.noise_scale:g}", success=result.rate, throughput=result.throughput)
         for trial, result in zip(loop.trials, results, strict=True)
@@ -178,8 +177,23 @@ def summarise(loop: "Loop") -> list[str]:
         shutil.copyfile(curves, loop.folder / "value_curves.png")
     data = {trial.policy.title: trial.policy.trained_on for trial in loop.trials}
     trained = [f"{title}: trained on {what}" for title, what in data.items()]
-    head = f"{loop.recipe.evaluation.episodes} episodes each, the same initial states; 95% intervals."
-    return [table, "", head, *trained, "", *sentences, "", f"Wrote {loop.folder}: summary.json, table.md, policies.png"]
+    head = f"{loop.recipe.evaluation.episodes} episodes each, the same initial states; 95% intervals over episodes."
+    lines = [table, "", head, *trained, *_value_warnings(loop), "", *sentences]
+    (loop.folder / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return [*lines, "", f"Wrote {loop.folder}: summary.json, table.md, policies.png"]
+
+
+def _value_records(loop: "Loop") -> dict[int, dict[str, Any]]:
+    """What each round's value model says of itself."""
+    return {
+        number: json.loads((loop.folder / "values" / f"round{number}" / "config.json").read_text())
+        for number in range(1, loop.recipe.rounds + 1)
+    }
+
+
+def _value_warnings(loop: "Loop") -> list[str]:
+    found = {number: record["verdict"]["warning"] for number, record in _value_records(loop).items()}
+    return [f"Round {number}: {warning}" for number, warning in found.items() if warning]
 
 
 def _summary(loop: "Loop", results: Sequence["Evaluation"], found: list[Verdict]) -> dict[str, Any]:
@@ -210,6 +224,10 @@ def _summary(loop: "Loop", results: Sequence["Evaluation"], found: list[Verdict]
     return {
         "environment": loop.recipe.environment.model_dump(),
         "recipe": digest(loop.recipe.model_dump()),
+        "values": [
+            {"round": number, "held_out": record["held_out"], "verdict": record["verdict"]}
+            for number, record in _value_records(loop).items()
+        ],
         "policies": policies,
         "comparisons": comparisons,
     }
