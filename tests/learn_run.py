@@ -66,7 +66,8 @@ class Line:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         torch.rand(3)  # an evaluation may draw numbers without moving the training's
-        return {"error": float((model(self.held_out.x)[:, 0] - self.held_out.y).square().mean())}
+        with torch.no_grad():
+            return {"error": float((model(self.held_out.x)[:, 0] - self.held_out.y).square().mean())}
 
 
 def network() -> nn.Module:

@@ -85,6 +85,8 @@ class Images:
 
     def fill(self, episodes: Sequence[EpisodeRef], stride: int, workers: int, track: Track) -> None:
         """Decode every ``stride``-th frame of ``episodes`` into the cache, unless it is there; one episode a worker."""
+        for unfinished in self.folder.glob("*/*/.episode_*.tmp"):  # of a fit that was killed
+            unfinished.unlink()
         jobs = [
             _Job(
                 dataset=episode.dataset,

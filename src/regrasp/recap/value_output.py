@@ -123,22 +123,10 @@ def save(
     from regrasp.models.registry import config_to_json
 
     tensors = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
-    held_out = episodes_by_dataset(found, held_out=True)
     record = {
         "tasks": sorted({episode.task for episode in found.episodes}),
         "gamma": found.gamma,
-        "datasets": [
-            {
-                "name": dataset.name,
-                "source": dataset.source.value,
-                "fingerprint": dataset.index().fingerprint,
-                "weight": dataset.weight,
-                "state": dataset.state_key if config.state else None,
-                "returns": {"tag": sidecar.tag, "id": sidecar.id},
-                "held_out_episodes": held_out[dataset.name],
-            }
-            for dataset, sidecar in zip(found.datasets, found.returns, strict=True)
-        ],
+        "datasets": _dataset_records(found, with_state=config.state),
         "mixture": "a dataset is drawn with probability proportional to weight x frames, then a frame uniformly",
         "training": {
             "steps": config.steps,
@@ -165,6 +153,22 @@ def save(
         scale=found.scales,
         record=record,
     )
+
+
+def _dataset_records(found: FitEpisodes, *, with_state: bool) -> list[dict[str, Any]]:
+    held_out = episodes_by_dataset(found, held_out=True)
+    return [
+        {
+            "name": dataset.name,
+            "source": dataset.source.value,
+            "fingerprint": dataset.index().fingerprint,
+            "weight": dataset.weight,
+            "state": dataset.state_key if with_state else None,
+            "returns": {"tag": sidecar.tag, "id": sidecar.id},
+            "held_out_episodes": held_out[dataset.name],
+        }
+        for dataset, sidecar in zip(found.datasets, found.returns, strict=True)
+    ]
 
 
 def draw_pictures(output: Path, found: FitEpisodes, held_out: HeldOut, predictions: Predictions) -> list[Path]:
