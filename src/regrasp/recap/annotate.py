@@ -119,29 +119,39 @@ def run(config: JudgeConfig) -> AnnotateResult:
         raise ConfigError(message)
     profile = read_profile(config.profile)
     signal = make_signal(config, profile)
-    dataset = _dataset(config)
-    jobs = _jobs(config, dataset)
+    dataset = chosen_dataset(config)
+    jobs = chosen_jobs(config, dataset)
     if isinstance(signal, RubricSignal):
         bare = next((job for job in jobs if not job.rubric), None)
         if bare is not None:
             message = f"Job {bare.id!r} has no rubric. Mend: give --rubric FILE.json, or jobs that hold one."
             raise ConfigError(message)
     if config.dry_run:
-        return AnnotateResult(lines=_look(config, signal, jobs))
+        return AnnotateResult(lines=look(config, signal, jobs))
     path, copy = _destination(config, signal, dataset)
-    model = config.model or os.environ.get(MODEL_VARIABLE)
-    if not model:
-        message = f"Which model judges? Mend: give --model NAME, or set {MODEL_VARIABLE}."
-        raise ConfigError(message)
+    model = chosen_model(config)
     if config.save_prompt_images is not None:
         _save(config.save_prompt_images, signal, jobs)
     engine = make_engine(config, model)
     if dataset is not None and config.tag is not None:
         _check_tag(path, config_digest(signal, profile, engine.name, engine.model), overwrite=config.overwrite)
-    report = asyncio.run(_judge(config, signal, jobs, engine, path, profile))
+    report = asyncio.run(judge_jobs(config, signal, jobs, engine, path, profile))
     if copy is not None:
         write_bytes_atomic(copy, path.read_bytes())
     return _result(config, report, path, dataset)
+
+
+def chosen_model(config: JudgeConfig) -> str:
+    """The model's name, of the flag or the environment.
+
+    Raises:
+        ConfigError: Neither names one.
+    """
+    model = config.model or os.environ.get(MODEL_VARIABLE)
+    if not model:
+        message = f"Which model judges? Mend: give --model NAME, or set {MODEL_VARIABLE}."
+        raise ConfigError(message)
+    return model
 
 
 def make_signal(config: JudgeConfig, profile: Profile) -> Signal:
@@ -171,7 +181,12 @@ def make_engine(config: JudgeConfig, model: str) -> JudgeEngine:
     return build_engine(config.engine, {"model": model} | ({"base_url": config.base_url} if config.base_url else {}))
 
 
-def _dataset(config: JudgeConfig) -> Dataset | None:
+def chosen_dataset(config: JudgeConfig) -> Dataset | None:
+    """The dataset that is judged, or None for videos and jobs.
+
+    Raises:
+        ConfigError: Nothing or too much is to be judged, or a flag does not go with it.
+    """
     given = [flag for flag, value in (("--video", config.video), ("--jobs", config.jobs)) if value]
     given += ["--dataset"] if config.dataset else []
     if len(given) != 1:
@@ -191,7 +206,8 @@ def _dataset(config: JudgeConfig) -> Dataset | None:
     return None if config.dataset is None else open_dataset(config.dataset, sidecars=config.sidecars)
 
 
-def _jobs(config: JudgeConfig, dataset: Dataset | None) -> list[Job]:
+def chosen_jobs(config: JudgeConfig, dataset: Dataset | None) -> list[Job]:
+    """The jobs that the settings name."""
     rubric = isinstance(config, RubricConfig)
     if config.jobs is not None:
         return read_jobs(config.jobs, rubric=rubric)
@@ -278,8 +294,8 @@ def _check_tag(path: Path, digest: str, *, overwrite: bool) -> None:
     path.unlink()
 
 
-def _look(config: JudgeConfig, signal: Signal, jobs: list[Job]) -> list[str]:
-    """What would be asked, without asking."""
+def look(config: JudgeConfig, signal: Signal, jobs: list[Job]) -> list[str]:
+    """Say what would be asked, without asking."""
     lines = []
     for number, job in enumerate(jobs):
         views = Views(job)
@@ -304,9 +320,10 @@ def _save(folder: Path, signal: Signal, jobs: list[Job]) -> None:
         save_pictures(folder, job, signal.first_request(job, Views(job)))
 
 
-async def _judge(
+async def judge_jobs(
     config: JudgeConfig, signal: Signal, jobs: list[Job], engine: JudgeEngine, path: Path, profile: Profile
 ) -> RunReport:
+    """Have jobs judged, with progress shown, and close the engine."""
     bar = track(range(len(jobs)), description=f"Judging ({signal.name})", unit="jobs")
     next(bar)
     try:

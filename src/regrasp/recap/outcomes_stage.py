@@ -102,6 +102,8 @@ def judged_episodes(dataset: Dataset, signal: str, tag: str) -> dict[int, dict[s
     fingerprint = dataset.index().fingerprint
     rows: dict[int, dict[str, Any]] = {}
     for row in read_rows(path):
+        if row.get("control"):
+            continue
         place = row.get("dataset")
         if not place or place.get("fingerprint") != fingerprint:
             message = (

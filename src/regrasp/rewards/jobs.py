@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from regrasp.core.errors import ConfigError, listing, nearest
 from regrasp.core.provenance import digest
@@ -13,6 +13,8 @@ from regrasp.data.dataset import Dataset
 FIELDS = ("id", "task", "videos")
 RUBRIC_FIELDS = (*FIELDS, "robot", "cameras", "rubric")
 _MARKS_TOLERANCE = 1e-6
+Control = Literal["reversed", "truncated", "frozen", "wrong instruction"]
+"""How an attempt is spoilt to see whether a judge notices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,8 @@ class Job:
         cameras: A description of each camera, in order.
         rubric: The steps of a rubric.
         episode: The episode of a dataset.
+        control: How it is spoilt on purpose: played backwards, cut to its first third, its first frame throughout, or
+            with another instruction as ``task``.
     """
 
     id: str
@@ -66,6 +70,7 @@ class Job:
     cameras: tuple[str, ...] = ()
     rubric: tuple[RubricStep, ...] = ()
     episode: Episode | None = None
+    control: Control | None = None
 
     @property
     def digest(self) -> str:
@@ -76,7 +81,8 @@ class Job:
         if self.episode is not None:
             place = self.episode
             source = [place.dataset.name, place.dataset.index().fingerprint, place.number, list(place.cameras)]
-        return digest([self.task, self.robot, list(self.cameras), steps, source])
+        spoilt = [] if self.control is None else [self.control]
+        return digest([self.task, self.robot, list(self.cameras), steps, source, *spoilt])
 
 
 def read_jobs(path: Path, *, rubric: bool = False) -> list[Job]:

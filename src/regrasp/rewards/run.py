@@ -222,6 +222,7 @@ class _Run:
             "config": self.config,
             "job": job.digest,
             "task": job.task,
+            "control": job.control,
             "dataset": place
             and {
                 "name": place.dataset.name,

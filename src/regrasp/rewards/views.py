@@ -11,7 +11,7 @@ from jaxtyping import Float, Int, UInt8
 from regrasp.core.errors import ConfigError, VideoError
 from regrasp.data.frames import FrameReader, episode_timestamps, iter_episode_frames
 from regrasp.data.video import Footage, Size, VideoCursor, read_frames
-from regrasp.rewards.jobs import Job
+from regrasp.rewards.jobs import Control, Job
 
 MOST_VIEWS = 4
 _SAME_RATE = 1e-3
@@ -70,6 +70,19 @@ class Views:
         if len(self.names) > MOST_VIEWS:
             message = f"Job {job.id!r} has {len(self.names)} views; a collage holds at most {MOST_VIEWS}. Mend: fewer."
             raise ConfigError(message)
+        self._order = np.arange(len(self.timestamps))
+        if job.control is not None:
+            self._spoil(job.control)
+
+    def _spoil(self, control: Control) -> None:
+        """Show the frames in another order, fewer of them, or one throughout; the cameras stay together."""
+        if control == "reversed":
+            self._order = self._order[::-1]
+        elif control == "frozen":
+            self._order = np.zeros_like(self._order)
+        elif control == "truncated":
+            self.timestamps = self.timestamps[: max(1, round(len(self.timestamps) / 3))]
+            self.duration_s = _duration(self.timestamps, self.fps)
 
     def _open_episode(self, job: Job) -> None:
         place = job.episode
@@ -100,7 +113,7 @@ class Views:
 
     def frames(self, view: int, numbers: Int[np.ndarray, " n"], size: Size) -> UInt8[np.ndarray, "n h w 3"]:
         """Return frames of one view, in the order asked, resized to ``size``; a frame asked twice is decoded once."""
-        unique, back = np.unique(numbers, return_inverse=True)
+        unique, back = np.unique(self._order[numbers], return_inverse=True)
         if self.job.episode is not None:
             place = self.job.episode
             with contextlib.closing(FrameReader(place.dataset, place.cameras[view], size)) as reader:

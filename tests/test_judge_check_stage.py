@@ -1,0 +1,170 @@
+"""`regrasp annotate check`: a judge that looks is usable; one that praises all or ignores time or task is not."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from regrasp.recap import annotate, judge_check
+from regrasp.rewards.engine import Reply, Request
+from regrasp.rewards.jobs import Job
+from regrasp.rewards.views import Views
+from tests.datasets import EpisodeSpec, write_dataset
+from tests.judge_engine import ScriptedEngine, bright_is_good, level_of, write_gray, write_numbered
+from tests.stage_runs import Done, refused, regrasp
+
+TASK = "Make it shine."
+
+
+@pytest.fixture
+def attempts(tmp_path: Path) -> Path:
+    """Twelve attempts, each brightening: six to the full, six to the half; jobs.jsonl and truth.csv describe them."""
+    jobs, labels = [], ["id,outcome,score"]
+    for number in range(12):
+        good = number % 2 == 0
+        top = (235 if good else 120) + number // 2
+        write_gray(tmp_path / f"{number}.mp4", np.linspace(20, top, 12).astype(int).tolist())
+        jobs.append(json.dumps({"id": f"a{number}", "task": TASK, "videos": [f"{number}.mp4"]}))
+        labels.append(f"a{number},{'success' if good else 'failure'},{5 if good else 3}")
+    (tmp_path / "jobs.jsonl").write_text("\n".join(jobs) + "\n")
+    (tmp_path / "truth.csv").write_text("\n".join(labels) + "\n")
+    return tmp_path
+
+
+def looks(request: Request) -> Reply:
+    """A judge that looks at the last frame and reads the task."""
+    if TASK in request.prompt:
+        return bright_is_good(request)
+    return Reply(texts=("1",), probabilities=dict(zip("12345", [0.96, 0.01, 0.01, 0.01, 0.01], strict=True)))
+
+
+def praises(request: Request) -> Reply:
+    return Reply(texts=("5",), probabilities=dict(zip("12345", [0.0, 0.0, 0.0, 0.0, 1.0], strict=True)))
+
+
+def sees_the_best_moment(request: Request) -> Reply:
+    """A judge that does not care for the order of time."""
+    level = max(float(frame.mean()) for frame in request.videos[0].frames) / 255
+    share = [float(np.exp(-8 * abs(level - place / 4))) for place in range(5)]
+    total = sum(share)
+    return Reply(texts=("3",), probabilities=dict(zip("12345", [s / total for s in share], strict=True)))
+
+
+def check(
+    folder: Path, answer: Callable[[Request], Reply], monkeypatch: pytest.MonkeyPatch, *words: object
+) -> tuple[Done, ScriptedEngine]:
+    engine = ScriptedEngine(answer)
+    monkeypatch.setattr(judge_check, "make_engine", lambda config, model: engine)
+    files = ["--jobs", folder / "jobs.jsonl", "--labels", folder / "truth.csv", "--output", folder / "rows.jsonl"]
+    report = ["--report", folder / "report.json", "--model", "m"]
+    return regrasp("annotate", "check", *files, *report, *words), engine
+
+
+def test_a_judge_that_looks_is_usable(attempts: Path, monkeypatch: pytest.MonkeyPatch):
+    done, engine = check(attempts, looks, monkeypatch)
+    assert done.code == 0, done.out + done.err
+    assert "The judge is usable" in done.out
+    report = json.loads((attempts / "report.json").read_text())
+    assert report["usable"]
+    assert report["auroc"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert report["confusion"] == {"true_positive": 6, "false_positive": 0, "false_negative": 0, "true_negative": 6}
+    assert report["preferred to reversed"]["value"] == 1.0
+    assert (report["attempts"], report["successes"], report["mae"]["value"]) == (12, 6, 0.0)
+    assert report["quadratic_kappa"]["value"] == 1.0
+    assert len(engine.asked) == 12 + 6 * 4
+    again, idle = check(attempts, looks, monkeypatch)
+    assert (again.out.splitlines()[:-1], idle.asked) == (done.out.splitlines()[:-1], [])
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (praises, "does not tell successes from failures"),
+        (sees_the_best_moment, "same ones reversed"),
+        (bright_is_good, "same ones under a wrong instruction"),
+        (lambda request: Reply(texts=("?",)), "36 of 36 replies did not parse"),
+    ],
+)
+def test_a_judge_that_looks_at_something_else_is_not(
+    attempts: Path, answer: Callable[[Request], Reply], words: str, monkeypatch: pytest.MonkeyPatch
+):
+    done, _ = check(attempts, answer, monkeypatch)
+    assert done.code == 2
+    assert "NOT shown to be usable" in done.out
+    assert words in done.out
+    assert not json.loads((attempts / "report.json").read_text())["usable"]
+
+
+def test_without_controls_only_the_attempts_are_judged(attempts: Path, monkeypatch: pytest.MonkeyPatch):
+    done, engine = check(attempts, bright_is_good, monkeypatch, "--no-controls")
+    assert (done.code, len(engine.asked)) == (0, 12)
+
+
+def test_controls_show_what_they_say(tmp_path: Path):
+    path = write_numbered(tmp_path / "a.mp4", 9)
+
+    def seen(control: str | None) -> list[float]:
+        views = Views(Job(id="a", task="t", videos=(path,), control=control))  # type: ignore[arg-type]
+        numbers = np.arange(len(views.timestamps))
+        plain = Views(Job(id="a", task="t", videos=(path,)))
+        frames = plain.frames(0, np.arange(9), (48, 72)).astype(int)
+        shown = views.frames(0, numbers, (48, 72)).astype(int)
+        return [int(np.abs(frames - one).mean(axis=(1, 2, 3)).argmin()) for one in shown]
+
+    assert seen(None) == list(range(9))
+    assert seen("reversed") == list(range(8, -1, -1))
+    assert seen("frozen") == [0] * 9
+    assert seen("truncated") == [0, 1, 2]
+    assert seen("wrong instruction") == list(range(9))
+
+
+def test_spoilt_attempts_are_no_annotations(tmp_path: Path):
+    jobs = [Job(id="a", task="x", videos=(tmp_path / "a.mp4",)), Job(id="b", task="y", videos=(tmp_path / "a.mp4",))]
+    spoilt = judge_check.make_controls(jobs)
+    assert len({job.id for job in spoilt}) == 8
+    assert len({job.digest for job in [*jobs, *spoilt]}) == 10
+    assert [job.task for job in spoilt if job.control == "wrong instruction"] == ["y", "Fold the newspaper in half."]
+
+
+def test_a_datasets_episodes_are_labelled_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    dataset = write_dataset(
+        tmp_path / "pick", cameras={"top": (48, 72)}, episodes=[EpisodeSpec(4), EpisodeSpec(4), EpisodeSpec(4)]
+    )
+    (tmp_path / "truth.csv").write_text("episode_index,outcome\n0,success\n2,failure\n")
+    engine = ScriptedEngine(lambda request: bright_is_good(request) if level_of(request) >= 0 else praises(request))
+    monkeypatch.setattr(judge_check, "make_engine", lambda config, model: engine)
+    files = ["--labels", tmp_path / "truth.csv", "--output", tmp_path / "o.jsonl", "--model", "m", "--no-controls"]
+    regrasp("annotate", "check", "--dataset", dataset, *files)
+    assert sorted(request.id for request in engine.asked) == ["pick/0", "pick/2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("id,outcome\naa1,success\n", "Did you mean 'a"),
+        ("id,outcome\na1,success\na1,failure\n", "labelled twice"),
+        ("id,outcome\na1,maybe\n", "found 'maybe'"),
+        ("id,score\na1,7\n", "from 1 to 5; found '7'"),
+        ("id,outcome\n", "labels nothing"),
+        ("episode_index,outcome\n0,success\n", "none of the jobs"),
+    ],
+)
+def test_labels_that_cannot_be_understood_are_refused(
+    attempts: Path, text: str, words: str, monkeypatch: pytest.MonkeyPatch
+):
+    (attempts / "truth.csv").write_text(text)
+    done, engine = check(attempts, looks, monkeypatch)
+    assert done.code == 2
+    assert words in done.err
+    assert engine.asked == []
+
+
+def test_what_cannot_be_checked_is_refused(attempts: Path):
+    assert annotate.MODEL_VARIABLE == "REGRASP_JUDGE_MODEL"
+    files = ["--jobs", attempts / "jobs.jsonl", "--labels", attempts / "truth.csv"]
+    assert "Where are the rows" in refused("annotate", "check", *files, "--model", "m")
+    assert "--tag does not go" in refused("annotate", "check", *files, "--tag", "t")
+    assert "no labels file" in refused("annotate", "check", *files[:3], attempts / "none.csv", "--model", "m")
+    assert "--success-at" in refused("annotate", "check", *files, "--success-at", 0.5)
