@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "annotate terminal": ("regrasp.recap.annotate", "TerminalConfig", "a judge's score of each attempt's end, 1 to 5"),
     "annotate dense": ("regrasp.recap.annotate", "DenseConfig", "a judge's score of every half second, 1 to 3"),
     "annotate rubric": ("regrasp.recap.annotate", "RubricConfig", "a judge's points for each step of a rubric"),
+    "annotate check": ("regrasp.recap.judge_check", "CheckConfig", "whether a judge can be trusted, by known outcomes"),
     "outcomes": ("regrasp.recap.outcomes_stage", "OutcomesConfig", "outcomes from a judge's scores, by a stated rule"),
     "returns": ("regrasp.recap.returns", "ReturnsConfig", "a return for every frame, from outcomes"),
     "value fit": ("regrasp.recap.value_fit", "ValueFitConfig", "train a value model on returns"),
