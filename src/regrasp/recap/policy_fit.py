@@ -171,7 +171,14 @@ def _prepare(config: PolicyFitConfig, found: PolicyEpisodes, cameras: tuple[str,
     from regrasp.learn.policy_data import PolicyFrames, action_rows
     from regrasp.learn.policy_objective import PolicyObjective
     from regrasp.models.flow_policy import FlowPolicy, make_regrasp_flow_pre_post_processors
-    from regrasp.recap.policy_inputs import check_actions, dataset_statistics, fill_images, flow_config, open_images
+    from regrasp.recap.policy_inputs import (
+        check_actions,
+        dataset_statistics,
+        fill_images,
+        flow_config,
+        on_training_device,
+        open_images,
+    )
 
     places = [folder / "rows" / str(place) for place in range(len(found.datasets))]
     rows = [dataset_rows(d, p, with_state=config.state) for d, p in zip(found.datasets, places, strict=True)]
@@ -187,11 +194,11 @@ def _prepare(config: PolicyFitConfig, found: PolicyEpisodes, cameras: tuple[str,
     flow = flow_config(config, rows[0].states.shape[1], actions[0].actions.shape[1], images)
     torch.manual_seed(config.seed)
     policy = FlowPolicy(flow)
-    processors = make_regrasp_flow_pre_post_processors(flow, dataset_statistics(found, training))
+    statistics = dataset_statistics(found, training)
+    processors = make_regrasp_flow_pre_post_processors(flow, statistics)
+    preprocess, _ = make_regrasp_flow_pre_post_processors(on_training_device(flow, config.device), statistics)
     groups = held_out_groups(found, *tables[1].locate(np.arange(len(tables[1]))), labels) if len(tables[1]) else {}
-    objective = PolicyObjective(
-        processors[0], held_out, groups, batch_size=max(config.batch_size, 256), seed=config.seed
-    )
+    objective = PolicyObjective(preprocess, held_out, groups, batch_size=max(config.batch_size, 256), seed=config.seed)
     return Prepared(found=found, policy=policy, processors=processors, training=training, objective=objective)
 
 

@@ -1,5 +1,6 @@
 """The inputs of a policy fit: sizes, images, statistics, and the policy's own config. Imports torch and lerobot."""
 
+import copy
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -91,6 +92,14 @@ def flow_config(config: "PolicyFitConfig", state_size: int, action_size: int, im
         noise_scale=config.noise_scale,
         num_inference_steps=config.inference_steps,
     )
+
+
+def on_training_device(config: FlowConfig, wanted: str) -> FlowConfig:
+    """The config with the device that accelerate trains on; the saved one says cpu, which every machine has."""
+    accelerator = None if wanted == "cpu" else torch.accelerator.current_accelerator(check_available=True)
+    changed = copy.deepcopy(config)
+    changed.device = "cpu" if accelerator is None else accelerator.type
+    return changed
 
 
 def dataset_statistics(found: PolicyEpisodes, training: PolicyFrames) -> dict[str, dict[str, torch.Tensor]]:
