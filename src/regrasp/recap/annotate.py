@@ -355,6 +355,7 @@ def _result(config: JudgeConfig, report: RunReport, path: Path, dataset: Dataset
     if path.is_file():
         lines.append(f"Wrote '{path}'")
     if dataset is not None and config.tag is not None and isinstance(config, TerminalConfig):
-        rest = f"--from terminal:{config.tag} --success-at 4"
-        lines.append(f"Next: regrasp outcomes --dataset {shlex.quote(str(dataset.path))} {rest}")
+        rest = f"--from {shlex.quote(f'terminal:{config.tag}')} --success-at 4"
+        words = ["--dataset", str(dataset.path), *(["--sidecars", str(config.sidecars)] if config.sidecars else [])]
+        lines.append(f"Next: regrasp outcomes {shlex.join(words)} {rest}")
     return AnnotateResult(lines=lines, exit_code=2 if report.failed else 0)

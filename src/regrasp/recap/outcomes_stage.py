@@ -77,9 +77,8 @@ def run(config: OutcomesConfig) -> StageResult:
         writer.write({"episode_index": numbers, "outcome": coded(codes, texts), "source": source})
         writer.close(provenance)
         transaction.commit(lambda: existing_is_same(path, provenance, overwrite=config.overwrite))
-    following = (
-        f"regrasp returns --rollouts {shlex.quote(str(config.dataset))} --outcomes-tag {shlex.quote(tag)} --tag …"
-    )
+    words = ["--rollouts", str(config.dataset), *(["--sidecars", str(config.sidecars)] if config.sidecars else [])]
+    following = f"regrasp returns {shlex.join([*words, '--outcomes-tag', tag, '--tag', tag])}"
     return StageResult(lines=[*lines, f"Wrote {path}", f"Next: {following}"], written=[path])
 
 
