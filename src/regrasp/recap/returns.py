@@ -2,7 +2,7 @@
 
 import datetime
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +18,7 @@ from regrasp.data.outcomes import MEND, Outcomes, read_outcome_file, read_outcom
 from regrasp.data.rlinf import write_stats
 from regrasp.data.sidecar import SidecarWriter, coded, existing_is_same, sidecar_path
 from regrasp.data.storage import Transaction
+from regrasp.recap.judge_rewards import JudgedRewards, frame_rewards, judged_tables, parse_rewards
 from regrasp.recap.selection import Selection, StageResult, next_command, open_datasets, tell
 from regrasp.rl.returns import FailureReturn, return_table
 
@@ -46,6 +47,10 @@ class ReturnsConfig(Selection):
     """The outcome sidecar to read where there are several."""
     unknown: Literal["error", "exclude"] = "error"
     """What to do with episodes whose outcome is unknown."""
+    rewards: str | None = None
+    """Dense judge scores instead of -1 a frame: dense:TAG, as `regrasp annotate dense --tag TAG` kept them."""
+    map: str | None = None
+    """What a frame of each score is worth, such as '{1: -2, 2: -1.5, 3: -1}'; goes with --rewards."""
     update_meta: bool = False
     """Also write RLinf's return and reward statistics into the datasets' meta/stats.json."""
     overwrite: bool = False
@@ -65,6 +70,8 @@ class _Part:
     """Positions of the episodes that get returns."""
     table: np.ndarray
     """Which table of returns each kept episode takes."""
+    scores: str | None = None
+    """The digest of a judge's scores, where they give the rewards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +96,10 @@ def run(config: ReturnsConfig) -> StageResult:
     given = _given_outcomes(config, datasets)
     read = [(dataset, read_outcomes(dataset, given.get(dataset.name), tag=config.outcomes_tag)) for dataset in datasets]
     _refuse_unknown(config, read)
-    parts, tables = _plan(config, read)
+    judged = parse_rewards(config.rewards, config.map)
+    parts, tables = _plan(config, read, judged)
+    if judged is not None:
+        parts, tables = _with_judged(config, parts, tables, judged)
     scales = _scales(config, parts, tables)
     plans = [(part, _provenance(config, part, tables, scales)) for part in parts]
     lines = _summary(parts, tables, scales)
@@ -117,6 +127,9 @@ def run(config: ReturnsConfig) -> StageResult:
 def _check(config: ReturnsConfig) -> None:
     if not 0.0 <= config.gamma <= 1.0:
         message = f"--gamma lies in [0, 1]; found {config.gamma}."
+        raise ConfigError(message)
+    if config.rewards is not None and config.failure_return == "flat":
+        message = "--failure-return flat gives the frames of a failure no cost, so it does not go with --rewards."
         raise ConfigError(message)
     penalty = config.failure_penalty
     if penalty != "task_horizon" and not 0 <= penalty <= _MOST_FRAMES:
@@ -155,7 +168,9 @@ def _refuse_unknown(config: ReturnsConfig, read: list[tuple[Dataset, Outcomes]])
         raise OutcomeError(message)
 
 
-def _plan(config: ReturnsConfig, read: list[tuple[Dataset, Outcomes]]) -> tuple[list[_Part], _Tables]:
+def _plan(
+    config: ReturnsConfig, read: list[tuple[Dataset, Outcomes]], judged: JudgedRewards | None
+) -> tuple[list[_Part], _Tables]:
     """Give every kept episode its table: the first for successes, one more for each penalty."""
     horizon: dict[str, int] = {}
     for dataset, _ in read:
@@ -163,7 +178,8 @@ def _plan(config: ReturnsConfig, read: list[tuple[Dataset, Outcomes]]) -> tuple[
         for task, length in zip(index.task, index.length.tolist(), strict=True):
             horizon[task] = max(horizon.get(task, 0), length)
     fixed = config.failure_penalty
-    penalties = {task: float(frames) if fixed == "task_horizon" else float(fixed) for task, frames in horizon.items()}
+    dear = 1.0 if judged is None else judged.steepest  # so that every failure still lies below every success
+    penalties = {task: dear * frames if fixed == "task_horizon" else float(fixed) for task, frames in horizon.items()}
     kinds = [None, *sorted(set(penalties.values()))]
     longest = max(horizon.values())
     made = [
@@ -189,6 +205,23 @@ def _plan(config: ReturnsConfig, read: list[tuple[Dataset, Outcomes]]) -> tuple[
             _Part(dataset=dataset, index=index, outcomes=outcomes, keep=keep, table=np.array(table, dtype=np.int64))
         )
     return parts, tables
+
+
+def _with_judged(
+    config: ReturnsConfig, parts: list[_Part], tables: _Tables, judged: JudgedRewards
+) -> tuple[list[_Part], _Tables]:
+    """Give every kept episode a table of its own, whose last reward stays what the outcome makes it."""
+    longest, first = tables.returns.shape[1], 0
+    changed, rewards, returns = [], [], []
+    for part in parts:
+        episodes, scores = frame_rewards(part.dataset, part.keep, judged)
+        last = tables.rewards[part.table, 0]
+        made = judged_tables(episodes, last, longest=longest, discount=config.gamma)
+        rewards.append(made[0])
+        returns.append(made[1])
+        changed.append(replace(part, table=first + np.arange(len(part.keep)), scores=scores))
+        first += len(part.keep)
+    return changed, replace(tables, rewards=np.concatenate(rewards), returns=np.concatenate(returns))
 
 
 def _scales(config: ReturnsConfig, parts: list[_Part], tables: _Tables) -> ScaleSet:
@@ -223,11 +256,13 @@ def _provenance(config: ReturnsConfig, part: _Part, tables: _Tables, scales: Sca
         "scale": {task: [scales.for_task(task).low, scales.for_task(task).high] for task in tasks},
         "unknown": config.unknown,
     }
+    if config.rewards is not None:
+        settings |= {"rewards": config.rewards, "map": config.map}
     return Provenance(
         stage="returns",
         config=settings,
         fingerprint=index.fingerprint,
-        inputs={"outcomes": digest(ended)},
+        inputs={"outcomes": digest(ended)} | ({"rewards": part.scores} if part.scores else {}),
         scale=scales.to_json(),
         statistics=_statistics(part, tables),
         notes={"outcomes": ended, "excluded": part.outcomes.unknown()},

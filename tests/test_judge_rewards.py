@@ -1,0 +1,112 @@
+"""Dense scores as rewards: worked by hand, and refused where they do not cover what is asked."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from regrasp.data.dataset import open_dataset
+from regrasp.data.sidecar import read_provenance
+from regrasp.recap.judge_rewards import judged_tables, parse_rewards
+from tests.datasets import EpisodeSpec, write_dataset
+from tests.stage_runs import refused, sidecar, succeeds
+
+MAP = "{1: -2, 2: -1.5, 3: -1}"
+
+
+def write_scores(dataset: Path, tag: str, halves: dict[int, list[int | None]]) -> None:
+    """Write rows as `regrasp annotate dense` keeps them."""
+    fingerprint = open_dataset(dataset).index().fingerprint
+    keys = {"signal": "dense", "config": "c", "job": "j", "control": None}
+    rows = [
+        {"id": f"d/{number}", **keys, "dataset": {"fingerprint": fingerprint, "episode_index": number}}
+        | {"half_seconds": scores, "invalid": not any(scores)}
+        for number, scores in halves.items()
+    ]
+    (dataset / f"meta/dense_{tag}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """A success of 5 frames and a failure of 4, at 4 frames per second: two frames a half second."""
+    return write_dataset(tmp_path / "d", fps=4, episodes=[EpisodeSpec(5), EpisodeSpec(4, success=False, index=3)])
+
+
+def test_each_frame_costs_what_its_score_says(dataset: Path):
+    write_scores(dataset, "j", {0: [3, 1, 2], 3: [2, 3]})
+    common = ["--rollouts", dataset, "--rewards", "dense:j", "--map", MAP]
+    succeeds("returns", *common, "--tag", "x", "--failure-penalty", 10)
+    found = sidecar(dataset, "returns", "x")
+    # success: 3 3 1 1 2 with its last frame at 0; failure: 2 2 3 3 with its last frame at -10
+    assert found["reward"].tolist() == [-1, -1, -2, -2, 0, -1.5, -1.5, -1, -10]
+    assert found["return"].tolist() == [-6, -5, -4, -2, 0, -14, -12.5, -11, -10]
+    made = read_provenance(dataset / "meta/returns_x.parquet")
+    assert made is not None
+    assert (made.config["rewards"], made.config["map"]) == ("dense:j", MAP)
+    assert "rewards" in made.inputs
+    # task_horizon: the longest episode, 5 frames, at the dearest cost, 2: every failure stays below every success
+    succeeds("returns", *common, "--tag", "y")
+    assert sidecar(dataset, "returns", "y")["reward"].tolist()[-1] == -10
+
+
+def test_a_score_of_normal_throughout_gives_the_plain_returns(dataset: Path):
+    write_scores(dataset, "j", {0: [3, 3, 3], 3: [3, 3]})
+    for gamma in (1.0, 0.9):
+        succeeds("returns", "--rollouts", dataset, "--tag", f"plain{gamma}", "--gamma", gamma)
+        words = ["--rewards", "dense:j", "--map", "{1: -1, 2: -1, 3: -1}"]
+        succeeds("returns", "--rollouts", dataset, "--tag", f"judged{gamma}", "--gamma", gamma, *words)
+        plain, judged = (sidecar(dataset, "returns", f"{name}{gamma}") for name in ("plain", "judged"))
+        assert judged["reward"].tolist() == plain["reward"].tolist()
+        assert judged["return"].tolist() == pytest.approx(plain["return"].tolist())
+
+
+def test_other_scores_are_other_returns(dataset: Path):
+    words = ["returns", "--rollouts", dataset, "--rewards", "dense:j", "--map", MAP, "--tag", "x"]
+    write_scores(dataset, "j", {0: [3, 3, 3], 3: [3, 3]})
+    succeeds(*words)
+    assert "Already there" in succeeds(*words)
+    write_scores(dataset, "j", {0: [3, 3, 3], 3: [3, 2]})
+    assert "--overwrite" in refused(*words)
+
+
+def test_scores_that_do_not_cover_the_run_are_refused(dataset: Path):
+    words = ["returns", "--rollouts", dataset, "--map", MAP, "--tag", "x", "--rewards"]
+    assert "no dense scores tagged 'none'" in refused(*words, "dense:none")
+    write_scores(dataset, "half", {0: [3, 3, 3]})
+    assert "episodes 3" in refused(*words, "dense:half")
+    write_scores(dataset, "holes", {0: [3, None, 3], 3: [3, 3]})
+    assert "episodes 0" in refused(*words, "dense:holes")
+    assert "does not go with --rewards" in refused(*words, "dense:half", "--failure-return", "flat")
+    assert not list(dataset.glob("meta/returns_*"))
+
+
+@pytest.mark.parametrize(
+    ("source", "mapping"),
+    [
+        ("dense:j", None),
+        (None, MAP),
+        ("terminal:j", MAP),
+        ("dense:", MAP),
+        ("dense:j", "{1: -2, 2: -1}"),
+        ("dense:j", "{1: -2, 2: -1, 3: 1}"),
+        ("dense:j", "{1: -2, 2: -1, 3: .nan}"),
+        ("dense:j", "{1: -2, 2: -1, 3: true}"),
+        ("dense:j", "-1"),
+        ("dense:j", "{"),
+    ],
+)
+def test_a_map_that_says_nothing_clear_is_refused(dataset: Path, source: str | None, mapping: str | None):
+    words = [*(["--rewards", source] if source else []), *([f"--map={mapping}"] if mapping else [])]
+    assert "--map" in refused("returns", "--rollouts", dataset, "--tag", "x", *words)
+
+
+def test_without_either_flag_nothing_is_judged():
+    assert parse_rewards(None, None) is None
+
+
+def test_tables_run_from_the_end():
+    episodes = [np.array([-1.0, -2.0, -9.0]), np.array([-3.0, -9.0])]
+    rewards, returns = judged_tables(episodes, np.array([0.0, -5.0]), longest=3, discount=0.5)
+    assert rewards.tolist() == [[0, -2, -1], [-5, -3, 0]]
+    assert returns.tolist() == [[0, -2, -2], [-5, -5.5, -2.75]]
