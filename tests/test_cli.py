@@ -178,3 +178,21 @@ def test_demos_alone_and_rollouts_alone_go_through(tmp_path: Path) -> None:
     for part in (Run(run.demos, ()), Run((), run.rollouts)):
         make_labels(part, "--overwrite", returns=("--failure-penalty", 10))
         succeeds("relabel", *part.flags, "--source", "labels", "--tag", "x", "--positive-fraction", 0.1)
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_a_command_without_words_says_what_it_needs(command: str) -> None:
+    done = regrasp(*command.split(" "))
+    assert done.code == 2
+    assert "defect of Regrasp" not in done.err
+
+
+def test_a_family_of_commands_shows_its_own() -> None:
+    done = regrasp("value", "--help")
+    assert done.code == 0
+    assert "value fit" in done.out
+    assert "returns" not in done.out.replace("train a value model on returns", "")
+
+
+def test_debug_may_stand_before_the_command() -> None:
+    assert regrasp("--debug", "returns", "--help").code == 0

@@ -186,7 +186,7 @@ def test_a_user_may_name_the_column_of_corrections(tmp_path: Path):
     dataset = opened(tmp_path)
     assert dataset.correction_column() == "intervention"
     assert dataset.correction_column("next.success") == "next.success"
-    assert dataset.correction_column("no such column") is None
+    assert dataset.correction_column("no such column") == "intervention"
     assert opened(tmp_path / "b", episodes=[EpisodeSpec(3)]).correction_column() is None
 
 

@@ -146,7 +146,15 @@ REFUSED = {
     "a name that leaves its folder": ({"train_data_paths": [{**ONE[0], "name": "../x"}]}, "'train_data_paths.0.name'"),
     "one dataset twice": ({"train_data_paths": [{**ONE[0], "name": "a"}, {**ONE[0], "name": "b"}]}, "one folder"),
     "no datasets": ({"train_data_paths": []}, "No dataset was named"),
-    "rlinf's other settings": ({"data": {"train_data_paths": ONE, "gamma": 1}}, "train_data_paths, gamma"),
+    "rlinf's other settings": ({"data": {"train_data_paths": ONE, "gamma": 1}}, "--gamma"),
+    "rlinf's penalty of a dataset": (
+        {"train_data_paths": [{**ONE[0], "failure_reward": -300}]},
+        "--failure-penalty 300",
+    ),
+    "a key that nothing reads": (
+        {"train_data_paths": [{**ONE[0], "keys": {"action": "observation.sate"}}]},
+        "'observation.state'",
+    ),
     "datasets in two places": ({"train_data_paths": ONE, "data": {"train_data_paths": ONE}}, "twice"),
     "a value out of range": ({"train_data_paths": ONE, "returns": {"gamma": 2}}, "[0, 1]"),
     "a value of another type": ({"train_data_paths": ONE, "returns": {"gamma": "big"}}, "returns.gamma"),

@@ -290,3 +290,29 @@ def test_returns_of_two_runs_are_not_mixed(run: Run) -> None:
         succeeds("returns", "--rollouts", rollout, "--tag", "base")
     said = refused("advantages", *Run((), run.rollouts).flags, *USED, "x")
     assert "made in different runs" in said
+
+
+def test_a_dataset_without_the_chosen_column_keeps_its_known_one(tmp_path: Path) -> None:
+    specs = [EpisodeSpec(12, interventions=((2, 6),)), EpisodeSpec(9, success=False)]
+    known = write_dataset(tmp_path / "known", episodes=specs)
+    human = write_dataset(tmp_path / "human", episodes=specs, intervention_column="human")
+    run = Run((), (known, human))
+    for one in run.datasets:
+        write_values(one, "base")
+    make_labels(run, "--correction-column", "human")
+    for one in run.datasets:
+        rows = sidecar(one, "advantages", "labels")
+        assert rows["advantage"][2:6].all()
+
+
+def test_keys_name_the_column_of_corrections(tmp_path: Path) -> None:
+    specs = [EpisodeSpec(12, interventions=((2, 6),)), EpisodeSpec(9, success=False)]
+    path = write_dataset(tmp_path / "d", episodes=specs, intervention_column="human")
+    write_values(path, "base")
+    entry = {"dataset_path": "d", "type": "rollout", "keys": {"human": "intervention"}}
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump({"train_data_paths": [entry]}))
+    succeeds("returns", "--config", recipe, "--tag", "base")
+    flags = ("--returns", "base", "--values", "base", "--tag", "labels", "--positive-fraction", 0.05)
+    succeeds("advantages", "--config", recipe, *flags)
+    assert sidecar(path, "advantages", "labels")["advantage"][2:6].all()

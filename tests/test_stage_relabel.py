@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.stage_runs import Run, make_labels, refused, sidecar, snapshot, succeeds, write_run
+from tests.stage_runs import Run, make_labels, refused, regrasp, sidecar, snapshot, succeeds, write_run, write_values
 
 SETTINGS = {
     "positive_fraction": st.sampled_from([0.1, 0.3, 0.5, 0.9]),
@@ -153,3 +153,22 @@ def test_a_column_of_corrections_that_is_gone_is_missed(tmp_path: Path) -> None:
         pq.write_table(pq.read_table(file).drop_columns(["intervention"]), file)
     said = refused("relabel", *run.flags, "--source", "labels", "--tag", "x", "--positive-fraction", 0.2)
     assert "'intervention'" in said
+
+
+def test_rewards_of_returns_that_were_made_again_are_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    for dataset in run.datasets:
+        write_values(dataset, "base")
+    make_labels(run)
+    succeeds("returns", *run.flags, "--tag", "base", "--failure-penalty", 30, "--overwrite")
+    message = refused("relabel", *run.flags, "--source", "labels", "--tag", "near", "--lookahead", 2)
+    assert "made again" in message
+    named = refused("relabel", *run.flags, "--source", "labels", "--tag", "near", "--lookahead", 2, "--returns", "base")
+    assert "another scale" in named
+    succeeds("relabel", *run.flags, "--source", "labels", "--tag", "less", "--positive-fraction", 0.1)
+
+
+def test_another_discount_than_the_source_s_is_said(run: Run) -> None:
+    done = regrasp("relabel", *run.flags, "--source", "source", "--tag", "said", "--gamma", 0.5, "--dry-run")
+    assert done.code == 0, done.err
+    assert "gamma 0.95" in done.err

@@ -45,9 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gc.set_threshold(100_000)  # thousands of episodes are small objects without cycles; searching them cost 6 %
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
+    if words[:1] == ["--debug"]:
+        words = [*words[1:], "--debug"]
     try:
-        if not words or words[0] in {"-h", "--help"}:
-            print(_overview())
+        shown = _help_for(words)
+        if shown is not None:
+            print(shown)
             return 0
         if words[0] == "--version":
             from regrasp.core.provenance import VERSION
@@ -76,9 +79,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _overview() -> str:
-    width = max(map(len, COMMANDS))
-    rows = [f"  {name:<{width}}  {summary}" for name, (_, _, summary) in COMMANDS.items()]
+def _help_for(words: list[str]) -> str | None:
+    """The list of commands, or of a family's such as ``value``, where that is asked for."""
+    if not words or words[0] in {"-h", "--help"}:
+        return _overview(list(COMMANDS))
+    family = [name for name in COMMANDS if name.startswith(f"{words[0]} ")]
+    return _overview(family) if family and words[1:2] and words[1] in {"-h", "--help"} else None
+
+
+def _overview(names: list[str]) -> str:
+    width = max(map(len, names))
+    rows = [f"  {name:<{width}}  {COMMANDS[name][2]}" for name in names]
     return "\n".join(
         [
             "usage: regrasp COMMAND [OPTIONS]",
@@ -159,7 +170,7 @@ def _spell_switches(config_type: type, words: list[str]) -> list[str]:
         if kind == (bool | None):
             flag = name.replace("_", "-")
             spelled |= {f"--{flag}": [f"--{flag}", "True"], f"--no-{flag}": [f"--{flag}", "False"]}
-    following = [*words[1:], ""]
+    following = [*words, ""][1:]
     return [
         part
         for word, after in zip(words, following, strict=True)

@@ -16,6 +16,7 @@ from regrasp.data.index import EpisodeIndex, scan
 from regrasp.data.layout import Layout, read_layout
 
 STATE = "observation.state"
+CORRECTION = "intervention"
 CORRECTION_COLUMNS = ("intervention", "complementary_info.is_intervention", "intervene_flag")
 """Columns that mark the frames a person drove, in the order in which they are believed."""
 
@@ -101,10 +102,10 @@ class Dataset:
         return next((key for key, name in self.keys.items() if name == "task"), None)
 
     def correction_column(self, chosen: str | None = None) -> str | None:
-        """The column that marks corrections: ``chosen``, or the first that is known, or None."""
-        if chosen is not None:
-            return chosen if chosen in self.columns else None
-        return next((name for name in CORRECTION_COLUMNS if name in self.columns), None)
+        """The column that marks corrections: ``chosen``, else what ``keys`` names, else the first known, or None."""
+        mapped = [key for key, name in self.keys.items() if name == CORRECTION]
+        candidates = [*([chosen] if chosen else []), *mapped, *CORRECTION_COLUMNS]
+        return next((name for name in candidates if name in self.columns), None)
 
     def survey(self, *, flags: bool = True) -> EpisodeIndex:
         """Return the index with whatever problems were found; reads every data file once.
@@ -269,6 +270,10 @@ def open_dataset(
     return Dataset(meta, name=called, source=source, keys=checked, weight=weight, sidecars=sidecars)
 
 
+_RUN_NAMES = (STATE, "task", CORRECTION)
+"""What a run calls the columns that are no cameras."""
+
+
 def _checked_keys(meta: Layout, keys: dict[str, str]) -> dict[str, str]:
     known: dict[str, Any] = meta.features
     for key in keys:
@@ -277,6 +282,13 @@ def _checked_keys(meta: Layout, keys: dict[str, str]) -> dict[str, str]:
             message = f"`keys` of '{meta.root}' names the column {key!r}, which it does not have; {has}"
             raise ConfigError(message)
     cameras = [key for key, feature in known.items() if feature.get("dtype") in {"video", "image"}]
+    for key, name in keys.items():
+        if key not in cameras and name not in _RUN_NAMES:
+            message = (
+                f"`keys` of '{meta.root}' calls {key!r} {name!r}, which nothing reads.{nearest(name, _RUN_NAMES)} "
+                f"Besides cameras, a run knows: {listing(_RUN_NAMES)}."
+            )
+            raise ConfigError(message)
     names = [*keys.values(), *(key for key in cameras if key not in keys)]
     doubled = sorted({name for name in keys.values() if names.count(name) > 1})
     if doubled:

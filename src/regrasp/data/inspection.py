@@ -185,7 +185,7 @@ def _check_state(dataset: Dataset, index: EpisodeIndex, problems: list[Problem])
 
 
 def _sidecars(dataset: Dataset, index: EpisodeIndex, problems: list[Problem]) -> list[dict[str, Any]]:
-    shown = []
+    shown: list[dict[str, Any]] = []
     for kind in SCHEMAS:
         for path in sorted(dataset.sidecar_dir.glob(f"{kind}_*.parquet")):
             entry: dict[str, Any] = {"kind": kind, "tag": path.stem.removeprefix(f"{kind}_"), "path": str(path)}
@@ -211,4 +211,21 @@ def _sidecars(dataset: Dataset, index: EpisodeIndex, problems: list[Problem]) ->
                 "tags": provenance.notes.get("tags", {}),
             }
             shown.append(entry | lineage)
+    _compare_lineage(shown, problems)
     return shown
+
+
+_ROLES = {"returns": "returns", "values": "values", "source": "advantages"}
+"""The kind of sidecar that each input of a later one is."""
+
+
+def _compare_lineage(shown: list[dict[str, Any]], problems: list[Problem]) -> None:
+    """Find sidecars whose inputs were made again since."""
+    ids = {(entry["kind"], entry["tag"]): entry["id"] for entry in shown if "id" in entry}
+    for entry in shown:
+        for role, tag in entry.get("tags", {}).items():
+            now, then = ids.get((_ROLES.get(role, role), tag)), entry.get("inputs", {}).get(role)
+            if now is not None and then is not None and now != then and entry["state"] == "current":
+                entry["state"] = "outdated"
+                text = f"{entry['kind']} {entry['tag']!r} were made before {role} {tag!r} were made again"
+                problems.append(warning(text, f"make them again: regrasp {entry['stage']} … --overwrite"))

@@ -18,7 +18,7 @@ from regrasp.recap.frames import (
     kept_positions,
 )
 from regrasp.recap.labelling import check_ranges, label_datasets, outcomes_of, same_scale
-from regrasp.recap.selection import Selection, StageResult, next_command, open_datasets
+from regrasp.recap.selection import Selection, StageResult, next_command, open_datasets, tell
 from regrasp.recap.thresholds import Labelling, LabelSettings, Pool, resolve_pool
 from regrasp.rl.labels import Ties
 
@@ -127,8 +127,16 @@ def _labellings(config: AdvantagesConfig, datasets: list[Dataset]) -> tuple[list
             rows=config.chunk_rows,
         )
         same_scale(part, value)
+        _tell_older_returns(reward, value)
         labellings.append(_labelling(part, advantage, reward, value))
     return labellings, advantage, where
+
+
+def _tell_older_returns(returns: Sidecar, values: Sidecar) -> None:
+    """Say when the values were learnt from other returns than these, though their scale is the same."""
+    learnt = values.provenance.notes.get("returns_id") if values.provenance else None
+    if learnt is not None and learnt != returns.id:
+        tell(f"'{values.path}' was learnt from other returns than '{returns.path}' as it is now; fit and predict again")
 
 
 def _labelling(part: Part, advantage: AdvantageSettings, returns: Sidecar, values: Sidecar) -> Labelling:

@@ -179,7 +179,7 @@ def correction_columns(datasets: list[Dataset], chosen: str | None) -> list[str 
         ConfigError: No dataset has ``chosen``.
     """
     found = [dataset.correction_column(chosen) for dataset in datasets]
-    if chosen is not None and not any(found):
+    if chosen is not None and chosen not in found:
         known = list(dict.fromkeys(name for dataset in datasets for name in dataset.columns))
         message = (
             f"--correction-column {chosen}, but no dataset of the run has this column.{nearest(chosen, known)} "
@@ -187,8 +187,9 @@ def correction_columns(datasets: list[Dataset], chosen: str | None) -> list[str 
         )
         raise ConfigError(message)
     for dataset, column in zip(datasets, found, strict=True):
-        if chosen is not None and column is None:
-            tell(f"{dataset.name}: has no column {chosen!r}, so none of its frames counts as a correction")
+        if chosen is not None and column != chosen:
+            what = f"its {column!r} marks corrections" if column else "none of its frames counts as a correction"
+            tell(f"{dataset.name}: has no column {chosen!r}, so {what}")
     return found
 
 

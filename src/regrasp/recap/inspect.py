@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from regrasp.core.errors import RegraspError
+from regrasp.core.errors import ConfigError, RegraspError
 from regrasp.data.dataset import open_dataset
 from regrasp.data.inspection import examine
 
@@ -36,6 +36,9 @@ class InspectResult:
 
 def run(config: InspectConfig) -> InspectResult:
     """Examine every dataset; one that cannot be opened is reported like the others' problems."""
+    if not config.datasets:
+        message = "No dataset was named. Mend: regrasp inspect DATASET…, the folders that hold meta/ and data/."
+        raise ConfigError(message)
     reports = [_examined(path, config.sidecars) for path in config.datasets]
     blocked = any(problem["level"] == "error" for report in reports for problem in report["problems"])
     lines = (

@@ -1,7 +1,7 @@
 """Values in the schema of LeRobot's RA-BC, so that stock weighted training takes them.
 
-LeRobot (``rewards/sarm/rabc.py``) reads ``index, episode_index, frame_index, progress_sparse`` and weights a frame by how
-much progress the next chunk makes. Progress is V + 1: 0 at the worst return of the scale, 1 at the best.
+LeRobot (``rewards/sarm/rabc.py``) reads ``index, episode_index, frame_index, progress_sparse`` and weights a frame by
+how much progress the next chunk makes. Progress is V + 1: 0 at the worst return of the scale, 1 at the best.
 """
 
 import datetime

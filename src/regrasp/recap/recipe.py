@@ -152,22 +152,50 @@ def read_recipe(path: Path) -> Recipe:
     if not isinstance(content, dict):
         message = f"The recipe '{path}' needs keys such as train_data_paths; found {type(content).__name__}."
         raise ConfigError(message)
-    data = content.pop("data", None)
-    if data is not None:  # RLinf nests the datasets one level deeper
-        if not isinstance(data, dict) or set(data) != {"train_data_paths"}:
-            message = (
-                f"Under `data:`, the recipe '{path}' may have train_data_paths only; found {_found(data)}. "
-                "Mend: write the stages' settings under `returns:`, `value:` and `advantages:`."
-            )
-            raise ConfigError(message)
-        if "train_data_paths" in content:
-            message = f"The recipe '{path}' has train_data_paths twice, once of them under `data:`. Mend: keep one."
-            raise ConfigError(message)
-        content |= data
+    if "data" in content:  # RLinf nests the datasets one level deeper
+        content = _unnested(path, content)
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:
         raise ConfigError(_explain(path, error)) from None
+
+
+RLINF_SETTINGS = {
+    "gamma": "`regrasp returns --gamma` (or `returns: {gamma: …}`), one for the run",
+    "failure_reward": "`regrasp returns --failure-penalty 300` for -300 (or `returns: {failure_penalty: 300}`)",
+    "tag": "each stage's --tag",
+    "output_path": "nothing: datasets are neither copied nor rewritten, and sidecars can be kept apart with --sidecars",
+    "dataset_type": "each dataset's `type`",
+    "num_workers": "nothing: one thread reads at the disk's speed",
+}
+"""Settings of RLinf's first stage that stand elsewhere here, and where."""
+
+
+def _unnested(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """Take the datasets out of RLinf's ``data:``, with their ``data_root``."""
+    data = content.pop("data")
+    if not isinstance(data, dict) or not isinstance(data.get("train_data_paths"), list):
+        message = f"Under `data:`, the recipe '{path}' needs a list train_data_paths; found {_found(data)}."
+        raise ConfigError(message)
+    if "train_data_paths" in content:
+        message = f"The recipe '{path}' has train_data_paths twice, once of them under `data:`. Mend: keep one."
+        raise ConfigError(message)
+    entries, root = data.pop("train_data_paths"), data.pop("data_root", None)
+    if data:
+        key = next(iter(data))
+        instead = RLINF_SETTINGS.get(key, "the stages' sections `returns:`, `value:` and `advantages:`")
+        message = (
+            f"Under `data:`, the recipe '{path}' has {key!r}. Mend: leave it out; in its place there is {instead}."
+        )
+        raise ConfigError(message)
+    if root is not None:
+        entries = [
+            entry | {"dataset_path": str(Path(str(root)) / str(entry.get("dataset_path")))}
+            if isinstance(entry, dict) and "dataset_path" in entry
+            else entry
+            for entry in entries
+        ]
+    return content | {"train_data_paths": entries}
 
 
 def _explain(path: Path, error: ValidationError) -> str:
@@ -175,6 +203,10 @@ def _explain(path: Path, error: ValidationError) -> str:
     place = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         key, known = str(first["loc"][-1]), _siblings(first)
+        if first["loc"][0] == "train_data_paths" and key in RLINF_SETTINGS:
+            return (
+                f"The recipe '{path}' has {place!r}. Mend: leave it out; in its place there is {RLINF_SETTINGS[key]}."
+            )
         return (
             f"The recipe '{path}' has the unknown key {place!r}.{nearest(key, known)} Known are: {listing(known, 12)}."
         )

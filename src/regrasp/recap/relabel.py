@@ -23,7 +23,7 @@ from regrasp.recap.frames import (
     stored,
 )
 from regrasp.recap.labelling import check_ranges, label_datasets, outcomes_of
-from regrasp.recap.selection import Selection, StageResult, open_datasets
+from regrasp.recap.selection import Selection, StageResult, open_datasets, tell
 from regrasp.recap.thresholds import Labelling, LabelSettings, Pool, resolve_pool
 from regrasp.rl.labels import Ties
 
@@ -168,6 +168,10 @@ def _labellings(
 ) -> tuple[list[Labelling], AdvantageSettings]:
     scales = _scales(sources)
     returns = [_returns(config, dataset, sidecar) for dataset, sidecar in sources] if recompute else None
+    for (dataset, source), sidecar in zip(sources, returns or [], strict=False):
+        tasks = {dataset.index().task[position] for position in kept_positions(dataset, source.excluded)}
+        _check_scale(sidecar, sorted(tasks), scales)
+    _tell_discount(sources, wanted["gamma"])
     if recompute and wanted["gamma"] is None and returns is not None:
         wanted["gamma"] = common_discount([(d, r) for (d, _), r in zip(sources, returns, strict=True)], None)
     if recompute and wanted["lookahead"] is None:
@@ -193,6 +197,8 @@ def _labellings(
 
 def _labelling(part: Part, advantage: AdvantageSettings, source: Sidecar, returns: Sidecar | None) -> Labelling:
     tags = (source.provenance.notes if source.provenance else {}).get("tags", {})
+    made_from = source.provenance.inputs if source.provenance else {}
+    recorded = {name: made_from[name] for name in ("returns",) if name in made_from}
     return Labelling(
         part=part,
         batches=lambda only_advantage: (
@@ -200,7 +206,7 @@ def _labelling(part: Part, advantage: AdvantageSettings, source: Sidecar, return
             if returns is None
             else computed(part, advantage, rewards=returns, returns=source, values=source, value_column="value_current")
         ),
-        inputs={"source": source.id, **({"returns": returns.id} if returns is not None else {})},
+        inputs={"source": source.id, **recorded, **({"returns": returns.id} if returns is not None else {})},
         outcomes=outcomes_of(source) or recorded_outcomes(part.dataset),
         tags={**tags, **({"returns": returns.tag} if returns is not None else {}), "source": source.tag},
     )
@@ -242,6 +248,29 @@ def _shown_scale(dataset: Dataset, source: Sidecar) -> float:
     return -round(float(np.median(ratio)), 6)
 
 
+def _check_scale(returns: Sidecar, tasks: list[str], scales: ScaleSet) -> None:
+    """Refuse rewards of another scale than the one that the values are in."""
+    scale = returns.provenance.scale if returns.provenance else None
+    difference = ScaleSet.from_json(scale).differs_from(scales, tasks) if scale else None
+    if difference:
+        message = (
+            f"'{returns.path}' has another scale than the values ({difference}). Mend: fit and predict values on these "
+            "returns, and run `regrasp advantages`."
+        )
+        raise SidecarError(message)
+
+
+def _tell_discount(sources: list[tuple[Dataset, Sidecar]], discount: float | None) -> None:
+    """Say when the values were learnt under another discount: exact values then no longer give advantage 0."""
+    learnt = {sidecar.provenance.config.get("gamma") for _, sidecar in sources if sidecar.provenance}
+    other = sorted(gamma for gamma in learnt if gamma is not None and gamma != discount)
+    if other and discount is not None:
+        tell(
+            f"the source has gamma {other[0]:g}, and --gamma is {discount:g}: where values were learnt at another "
+            "discount, even exact ones have advantages"
+        )
+
+
 def _returns(config: RelabelConfig, dataset: Dataset, source: Sidecar) -> Sidecar:
     tags = (source.provenance.notes if source.provenance else {}).get("tags", {})
     tag = config.returns or tags.get("returns")
@@ -251,4 +280,13 @@ def _returns(config: RelabelConfig, dataset: Dataset, source: Sidecar) -> Sideca
             "made from. Mend: give --returns TAG."
         )
         raise MissingSidecar(message)
-    return open_sidecar(dataset, "returns", tag, reader="relabel")
+    returns = open_sidecar(dataset, "returns", tag, reader="relabel")
+    recorded = source.provenance.inputs.get("returns") if source.provenance else None
+    if config.returns is None and recorded is not None and returns.id != recorded:
+        message = (
+            f"'{returns.path}' was made again since '{source.path}' was made from it, so its rewards are not those "
+            "that the values belong to. Mend: fit and predict values on the new returns and run `regrasp advantages`, "
+            "or name the returns to use with --returns TAG."
+        )
+        raise SidecarError(message)
+    return returns

@@ -329,8 +329,13 @@ def _summary(parts: list[_Part], tables: _Tables, scales: ScaleSet) -> list[str]
         count = part.outcomes.count()
         where = listing(sorted({part.outcomes.read_from[int(part.index.episode_index[p])] for p in part.keep}))
         found = ", ".join(f"{number} {kind}" for kind, number in count.items() if number)
+        kept, left_out = (
+            int(part.index.length[part.keep].sum()),
+            part.index.total - int(part.index.length[part.keep].sum()),
+        )
+        frames = f"{kept} frames" + (f" ({left_out} left out)" if left_out else "")
         lines.append(
-            f"{part.dataset.name} ({part.dataset.source}): {part.index.total} frames, {found} (read from: {where})"
+            f"{part.dataset.name} ({part.dataset.source}): {frames}, {found} (read from: {where or 'nowhere'})"
         )
     tasks = sorted({part.index.task[p] for part in parts for p in part.keep})
     for task in tasks[:8]:

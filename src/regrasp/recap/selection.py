@@ -69,11 +69,13 @@ def open_datasets(selection: Selection, *, flags: bool = False) -> list[Dataset]
         for source, paths in ((Source.DEMO, selection.demos), (Source.ROLLOUT, selection.rollouts))
         for path in paths
     ]
-    if not opened and selection.config is not None:
+    if selection.config is not None:
         from regrasp.recap.recipe import read_recipe  # and with it pydantic and yaml
 
-        folder = selection.config.parent
-        opened = [
+        folder, listed = selection.config.parent, read_recipe(selection.config).train_data_paths
+        if opened and listed:
+            tell(f"--demos and --rollouts go before the datasets of '{selection.config}': {len(listed)} are left out")
+        opened = opened or [
             open_dataset(
                 folder / Path(entry.dataset_path).expanduser(),
                 name=entry.name,
@@ -82,7 +84,7 @@ def open_datasets(selection: Selection, *, flags: bool = False) -> list[Dataset]
                 weight=entry.weight,
                 sidecars=selection.sidecars,
             )
-            for entry in read_recipe(selection.config).train_data_paths
+            for entry in listed
         ]
     if not opened:
         message = (
@@ -136,14 +138,17 @@ def next_command(command: str, datasets: list[Dataset], selection: Selection, fl
         command: Its name.
         datasets: The datasets of this run.
         selection: How they were named.
-        flags: What is to follow, quoted for a shell.
+        flags: What is to follow, quoted for a shell; left out where the recipe has the command's settings.
     """
     parts = []
-    if not (selection.demos or selection.rollouts):
+    if selection.config is not None:
+        from regrasp.recap.recipe import read_recipe
+
         parts += ["--config", str(selection.config)]
-    else:
+        flags = "" if read_recipe(selection.config).section(command) else flags
+    if selection.demos or selection.rollouts:
         for flag, source in (("--demos", Source.DEMO), ("--rollouts", Source.ROLLOUT)):
             paths = [str(dataset.path) for dataset in datasets if dataset.source is source]
             parts += [flag, *paths] if paths else []
     parts += ["--sidecars", str(selection.sidecars)] if selection.sidecars else []
-    return f"regrasp {command} {shlex.join(parts)} {flags}"
+    return f"regrasp {command} {shlex.join(parts)} {flags}".strip()
