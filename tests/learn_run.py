@@ -1,4 +1,4 @@
-"""A training run small enough to be killed again and again; ``python -m tests.learn_run FOLDER`` starts or resumes it."""
+"""A training run small enough to be killed often; ``python -m tests.learn_run FOLDER`` starts or resumes it."""
 
 import sys
 import time
