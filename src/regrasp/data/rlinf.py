@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from regrasp.core.errors import DatasetError
 from regrasp.data.dataset import Dataset
 from regrasp.data.storage import Transaction
@@ -39,6 +37,8 @@ def read_mixture(dataset: Dataset) -> dict[str, Any]:
     path = dataset.sidecar_dir / MIXTURE_FILE
     if not path.is_file():
         return {}
+    import yaml
+
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -61,5 +61,7 @@ def mixture_with(old: dict[str, Any], run: dict[str, Any], tag: str, entry: dict
         tag: The tag of the advantages.
         entry: Its thresholds and fraction.
     """
+    import yaml
+
     tags = {**(old.get("tags") or {}), tag: entry}
     return yaml.safe_dump({**old, **run, "tags": tags}, sort_keys=False, allow_unicode=True).encode()

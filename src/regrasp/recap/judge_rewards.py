@@ -9,8 +9,6 @@ from jaxtyping import Float, Int
 from regrasp.core.errors import ConfigError, SidecarError, listing
 from regrasp.core.provenance import digest
 from regrasp.data.dataset import Dataset
-from regrasp.recap.outcomes_stage import judged_episodes
-from regrasp.rewards.dense import frame_scores
 
 SCORES = (1, 2, 3)
 
@@ -74,6 +72,9 @@ def frame_rewards(
         MissingSidecar: The dataset has no dense scores of this tag.
         SidecarError: An episode was not judged, or a part of it has no score.
     """
+    from regrasp.recap.outcomes_stage import judged_episodes  # and with it the judges' whole stage
+    from regrasp.rewards.dense import frame_scores
+
     index = dataset.index()
     rows = judged_episodes(dataset, "dense", judged.tag)
     numbers = [int(index.episode_index[position]) for position in positions]
