@@ -46,7 +46,7 @@ def task_text(
         text = f"episode {episode.number} has no task_index and its metadata lists {len(listed)} tasks"
         problems.append(error(text, "give each episode one task in the metadata"))
         return ""
-    found = layout.tasks.get(int(str(episode.task)))
+    found = layout.tasks.get(episode.task if isinstance(episode.task, int) else int(str(episode.task)))
     if found is None:
         message = f"episode {episode.number} has task_index {episode.task}, which meta/tasks has no text for"
         problems.append(error(message, "add the task's text to meta/tasks"))

@@ -115,13 +115,18 @@ def choose_columns(
     return None if lacking else RowColumns(task=task, texts=task_column is not None, flag=flag)
 
 
+_SCAN_ROWS = 1 << 19
+"""Rows scanned at a time: few and narrow columns, so more than elsewhere."""
+
+
 def read_rows(files: list[Path], columns: RowColumns, problems: list[Problem]) -> Iterator[FrameRows]:
     """Yield the rows of every file, block by block; a file that cannot be read is a problem."""
     needed = [*_NEEDED, *([columns.task] if columns.task else [])]
     wanted = [*needed, *([columns.flag] if columns.flag else [])]
     for path in files:
         try:
-            for table in read_blocks(path, wanted, dictionary=[columns.task] if columns.texts and columns.task else []):
+            texts = [columns.task] if columns.texts and columns.task else []
+            for table in read_blocks(path, wanted, rows=_SCAN_ROWS, dictionary=texts):
                 missing = [name for name in needed if name not in table.column_names]
                 if missing:
                     message = f"'{path}' lacks the columns {listing(missing)}, which other files of the dataset have."

@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -229,6 +228,7 @@ def _read_episodes(root: Path, notes: list[str]) -> dict[int, EpisodeRow]:
         )
         raise DatasetError(message)
     episodes: dict[int, EpisodeRow] = {}
+    known: dict[tuple[str, ...], tuple[str, ...]] = {}
     meta = root / "meta"
     for row in rows:
         number = _whole(row.pop("episode_index", None), "an episode's episode_index", meta)
@@ -237,8 +237,10 @@ def _read_episodes(root: Path, notes: list[str]) -> dict[int, EpisodeRow]:
             continue
         length, tasks = _stated_length(row.pop("length", None), number, meta), row.pop("tasks", None)
         tasks = [tasks] if isinstance(tasks, str) else tasks or []
-        texts = tuple(sys.intern(str(task)) for task in tasks if str(task).strip())
-        episodes[number] = EpisodeRow(episode_index=number, length=length, tasks=texts, fields=row)
+        key = tuple(map(str, tasks))
+        if key not in known:
+            known[key] = tuple(task for task in key if task.strip())
+        episodes[number] = EpisodeRow(episode_index=number, length=length, tasks=known[key], fields=row)
     return episodes
 
 
