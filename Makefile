@@ -11,13 +11,14 @@ export MKL_NUM_THREADS ?= 1
 # Compiling torch anew in every process of the tests would take most of their time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test test-slow demo check format clean
+.PHONY: help setup test test-slow demo demo-labels check format clean
 
 help:
 	@echo 'make setup      build .venv (the other targets do it themselves)'
 	@echo 'make test       run the tests; ARGS="-k returns" selects, TEST_WORKERS=4 widens'
 	@echo 'make test-slow  run the tests that take minutes'
-	@echo 'make demo       make a small dataset and take it from recording to advantage labels'
+	@echo 'make demo       the closed loop in simulation: a policy improves on its own experience, beside baselines'
+	@echo 'make demo-labels  two small datasets with video, taken from recording to advantage labels'
 	@echo 'make check      format, lint, types and import layers, changing nothing'
 	@echo 'make format     rewrite the code as the formatter and the linter can'
 	@echo 'make clean      remove .venv, .uv and every cache'
@@ -32,6 +33,9 @@ test-slow: setup
 	$(PYTHON) -m pytest -n $(TEST_WORKERS) -m slow $(ARGS)
 
 demo: setup
+	sh examples/improve_demo.sh runs/demo
+
+demo-labels: setup
 	sh examples/demo.sh
 
 check: setup

@@ -1,9 +1,9 @@
 #!/bin/sh
-# From recordings to advantage labels: two small datasets are made, then every stage runs over them. `make demo` calls this.
+# From recordings to advantage labels: two small datasets are made, then every stage runs over them. `make demo-labels` calls this.
 set -eu
 cd "$(dirname -- "$0")/.."
 PATH="$PWD/.venv/bin:$PATH"
-out=runs/demo
+out=runs/labels
 
 step() {
     printf '\n$ %s\n' "$*"
