@@ -45,8 +45,8 @@ def clip(times: list[float], *, duration: float = 60.0, seed: int = 0) -> VideoI
     return VideoInput(frames=frames, timestamps_s=np.asarray(times), duration_s=duration)
 
 
-def question(**fields) -> Request:
-    usual = {"id": "one", "system": None, "prompt": "How far?", "videos": (clip([0.0, 0.5]),), "max_tokens": 8}
+def question(**fields: object) -> Request:
+    usual: dict = {"id": "one", "system": None, "prompt": "How far?", "videos": (clip([0.0, 0.5]),), "max_tokens": 8}
     return Request(**usual | fields)
 
 
@@ -230,7 +230,7 @@ def test_a_draw_under_a_constraint_has_the_models_proportions(vocabulary: Vocabu
 
 def test_a_complete_reply_ends_without_another_token(vocabulary: Vocabulary):
     size = len(build_tokenizer(PLAIN_TEMPLATE))
-    writer = Writer(vocabulary, Pattern(r"ok(\.)?", vocabulary), temperature=0, seed=0, limit=9)
+    writer = Writer(vocabulary, Pattern(r"ok(\.)?", vocabulary), temperature=0.0, seed=0, limit=9)
     falling = -torch.arange(size, dtype=torch.float32)
     while not writer.finish:
         writer.write(falling)

@@ -38,12 +38,6 @@ ENGINES: dict[str, EngineEntry] = {
         config="TransformersConfig",
         install=_EXTRA,
     ),
-    "vllm": EngineEntry(
-        module="regrasp.rewards.engines.vllm_engine",
-        engine="VLLMEngine",
-        config="VLLMConfig",
-        install="Mend: pip install vllm, in the version for your GPU; or serve the model and use the engine 'openai'.",
-    ),
 }
 """Every engine by its name on the command line."""
 

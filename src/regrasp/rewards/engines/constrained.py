@@ -166,7 +166,9 @@ class Writer:
             waits = torch.empty(scores.shape, dtype=torch.float64).exponential_(generator=self._generator)
             scores = scores.double() / self._temperature - waits.log()  # minus the log of one is Gumbel noise
         if self.thinking or self._pattern is None:
-            return int(scores.argmax())
+            token = int(scores.argmax())
+            owes_an_answer = self.thinking and self._pattern is not None and token in self._vocabulary.stops
+            return self._thought_end if owes_an_answer else token
         return self._first_that_fits(scores, self._pattern)
 
     def _first_that_fits(self, scores: "Tensor", pattern: Pattern) -> int | None:

@@ -1,7 +1,7 @@
 """A request as the inputs of a model in this process, with every frame at its own absolute time."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ class PromptMaker:
 
     def __init__(self, processor: Any, *, frames_as: str) -> None:  # noqa: ANN401 - every model family has its own class
         self._processor = processor
+        self._knows_thinking = "enable_thinking" in str(processor.chat_template or processor.tokenizer.chat_template)
         self._video_options = _video_options(processor)
         self.as_videos = frames_as == "auto" and self._tells_times()
 
@@ -54,7 +55,7 @@ class PromptMaker:
         tensors = {key: value for key, value in inputs.items() if isinstance(value, torch.Tensor)}
         return LocalPrompt(inputs=tensors, tokens=int(tensors["input_ids"].shape[1]), thinking=thinking)
 
-    def _with_videos(self, text: str, videos: Sequence[VideoInput], request_id: str) -> dict[str, Any]:
+    def _with_videos(self, text: str, videos: Sequence[VideoInput], request_id: str) -> Mapping[str, Any]:
         inputs = self._processor(
             text=[text],
             videos=[torch.from_numpy(np.ascontiguousarray(video.frames.transpose(0, 3, 1, 2))) for video in videos],
@@ -77,9 +78,8 @@ class PromptMaker:
         messages: list[dict[str, Any]] = [{"role": "system", "content": request.system}] if request.system else []
         content = [*self._places(request.videos), {"type": "text", "text": request.prompt}]
         messages.append({"role": "user", "content": content})
-        text = self._processor.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False, enable_thinking=thinking
-        )
+        options = {"enable_thinking": thinking} if self._knows_thinking else {}
+        text = self._processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **options)
         return text if thinking else text + (request.prefill or "")
 
     def _places(self, videos: Sequence[VideoInput]) -> list[dict[str, str]]:
