@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from regrasp.core.errors import ConfigError, NonFiniteData, SidecarError, VideoError
+from regrasp.core.errors import ConfigError, NonFiniteData, SidecarError, StorageError, VideoError
 from regrasp.core.scale import ReturnScale
 from regrasp.data.dataset import open_dataset
 from regrasp.data.frames import iter_episode_frames
@@ -209,7 +209,9 @@ def test_states_of_different_dimension_are_named(tmp_path: Path) -> None:
     with_returns(demos, rollouts=(rollouts,))
     with pytest.raises(ConfigError, match=r"demos 4 .*rollouts 7"):
         fit(tmp_path / "run", demos, rollouts=(rollouts,))
-    fit(tmp_path / "run", demos, rollouts=(rollouts,), state=False, cameras=(), overwrite=True)
+    with pytest.raises(ConfigError, match="task text alone"):
+        fit(tmp_path / "run", demos, rollouts=(rollouts,), state=False, cameras=())
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_state_that_is_no_number_is_located(tmp_path: Path) -> None:
@@ -250,7 +252,7 @@ def test_a_camera_that_one_dataset_lacks_is_said_and_masked(tmp_path: Path, caps
 
 
 def test_two_fits_in_one_folder_do_not_mix(tmp_path: Path) -> None:
-    from regrasp.recap.value_output import exclusive
+    from regrasp.recap.fit_folder import exclusive
 
     demos = dataset(tmp_path / "demos", camera_kind="none", cameras={})
     with_returns(demos)
@@ -380,3 +382,25 @@ def test_a_config_is_frozen_and_names_its_defaults(tmp_path: Path) -> None:
     config = fit_config(tmp_path)
     with pytest.raises(AttributeError):
         config.steps = 3  # type: ignore[misc]
+
+
+def test_a_folder_of_the_user_s_is_never_emptied(tmp_path: Path) -> None:
+    demos = dataset(tmp_path / "demos", camera_kind="none", cameras={})
+    with_returns(demos)
+    kept = tmp_path / "project/training/train.py"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("precious")
+    for overwrite in (False, True):
+        with pytest.raises(ConfigError, match="no fit of Regrasp's"):
+            fit(tmp_path / "project", demos, overwrite=overwrite)
+    assert kept.read_text() == "precious"
+    with pytest.raises(ConfigError, match="is a dataset"):
+        fit(demos, demos)
+
+
+def test_a_fit_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    demos = dataset(tmp_path / "demos", camera_kind="none", cameras={})
+    with_returns(demos)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="file"):
+        fit(tmp_path / "file", demos)

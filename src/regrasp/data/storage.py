@@ -57,7 +57,7 @@ class Transaction:
         where = self._prepared[-1].target.parent if self._prepared else None
         self._discard()
         if isinstance(error, OSError) and not isinstance(error, StorageError) and error.errno in _NO_ROOM:
-            raise _storage_error(error, where) from error
+            raise storage_error(error, where) from error
 
     def create(self, target: Path) -> BinaryIO:
         """Return an open file whose content becomes ``target`` on commit. The directory is made if it is missing."""
@@ -65,7 +65,7 @@ class Transaction:
             self._make_directory(target.parent)
             prepared = _prepare(target)
         except OSError as error:
-            raise _storage_error(error, target.parent) from error
+            raise storage_error(error, target.parent) from error
         self._prepared.append(prepared)
         return prepared.handle
 
@@ -99,7 +99,7 @@ class Transaction:
         except OSError as error:
             if isinstance(error, StorageError):
                 raise
-            raise _storage_error(error, self._prepared[-1].target.parent) from error
+            raise storage_error(error, self._prepared[-1].target.parent) from error
         published = [prepared.target for prepared in self._prepared]
         self._made = []
         self._discard()
@@ -190,7 +190,8 @@ def _locked(directories: Sequence[Path] | set[Path]) -> Iterator[None]:
             os.close(descriptor)
 
 
-def _storage_error(error: OSError, directory: Path | None) -> StorageError:
+def storage_error(error: OSError, directory: Path | None) -> StorageError:
+    """The error that says in words why nothing could be written in a directory."""
     where = f"'{directory}'" if directory is not None else "the output directory"
     if error.errno in _NO_ROOM:
         return StorageError(f"No space is left for writing in {where}; nothing was changed. Mend: free some space.")
@@ -222,7 +223,7 @@ class Spool:
             self._groups.flush()
             self._values.flush()
         except OSError as error:
-            raise _storage_error(error, Path(tempfile.gettempdir())) from error
+            raise storage_error(error, Path(tempfile.gettempdir())) from error
         counts = np.bincount(groups, minlength=len(self.counts))
         counts[: len(self.counts)] += self.counts
         self.counts = counts

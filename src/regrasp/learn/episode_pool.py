@@ -44,7 +44,8 @@ def in_processes[Job, Result](function: Callable[[Job], Result], jobs: Iterable[
 
 def cores(wanted: int | None, most: int = 8) -> int:
     """Return how many processes to use: those wanted, or one a core that this process may use, at most ``most``."""
-    return wanted or min(len(os.sched_getaffinity(0)), most)
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return wanted or min(usable, most)
 
 
 def _begin(function: Callable[[Any], Any]) -> None:

@@ -51,7 +51,7 @@ class JudgeConfig:
     output: Path | None = None
     """The file of JSON lines to write; a run that was interrupted goes on from what it holds."""
     engine: str = "openai"
-    """Who runs the model: openai (any compatible server), vllm or transformers (in this process)."""
+    """Who runs the model: openai (any compatible server) or transformers (in this process)."""
     model: str | None = None
     """The model's name on the server, or its folder; REGRASP_JUDGE_MODEL if not given."""
     base_url: str | None = None

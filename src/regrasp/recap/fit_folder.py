@@ -1,39 +1,97 @@
-"""The output folder of a fit: whose it is, and whether it can be gone on with."""
+"""The output folder of a fit: whose it is, whether it can be gone on with, and that a refused fit leaves nothing."""
 
+import contextlib
+import fcntl
 import json
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from regrasp.core.errors import ConfigError
-from regrasp.data.storage import write_json_atomic
+from regrasp.core.errors import ConfigError, RegraspError
+from regrasp.data.storage import storage_error, write_json_atomic
 
 TRAINING = "training"
 """The folder, in the output folder, of states, metrics and caches."""
 RUN = "run.json"
+_LOCK = "lock"
 
 
-def claim_folder(output: Path, settings: dict[str, Any], *, what: str, resume: bool, overwrite: bool) -> Path:
-    """Make an output folder ready for a fit, and write down what decides it before anything is learnt.
+@contextlib.contextmanager
+def exclusive(folder: Path, refusal: str) -> Iterator[None]:
+    """Keep other processes out of a folder; the lock goes with the process, also when it is killed."""
+    descriptor = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(refusal) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def claimed(output: Path, settings: dict[str, Any], *, what: str, resume: bool, overwrite: bool) -> Iterator[Path]:
+    """Hold an output folder for a fit, ready for it, with what decides the fit written down.
+
+    A fit that is refused before its first state was saved leaves nothing that was not there before.
 
     Args:
         output: The folder.
         settings: Everything that decides what is learnt, as JSON.
-        what: ``policy fit``, for messages.
+        what: ``value fit`` or ``policy fit``, for messages.
         resume: Go on with the fit in the folder, if there is one.
-        overwrite: Start anew whatever it holds.
+        overwrite: Start anew whatever fit it holds.
 
-    Returns:
+    Yields:
         Its ``training`` folder.
 
     Raises:
-        ConfigError: It holds a fit and neither was asked for, or ``resume`` would go on with other settings or data.
+        ConfigError: It is a dataset or holds something else than a fit, it holds a fit and neither was asked for,
+            another process is at work in it, or ``resume`` would go on with other settings or data.
+        StorageError: It cannot be made or written.
     """
     settings = json.loads(json.dumps(settings))
+    training = output / TRAINING
+    _check_folder(output, settings, what=what, resume=resume, overwrite=overwrite)
+    missing = [folder for folder in (training, output, *output.parents) if not folder.exists()]
+    try:
+        training.mkdir(parents=True, exist_ok=True)
+        busy = f"Another process is fitting in '{output}'. Mend: wait for it, or give another --output."
+        with exclusive(training, busy):
+            if not resume:
+                _empty(training)
+            write_json_atomic(training / RUN, settings)
+            try:
+                yield training
+            except (RegraspError, OSError):
+                if not _begun(training):
+                    _remove(training, missing)
+                raise
+    except OSError as error:
+        if isinstance(error, RegraspError):
+            raise
+        raise storage_error(error, output) from error
+
+
+def _check_folder(output: Path, settings: dict[str, Any], *, what: str, resume: bool, overwrite: bool) -> None:
     training, record = output / TRAINING, output / TRAINING / RUN
-    begun = any((training / "states").glob("step_*"))
-    taken = begun or (output / "config.json").is_file()
-    if taken and not (resume or overwrite):
+    if (output / "meta" / "info.json").is_file():
+        raise ConfigError(f"'{output}' is a dataset, and nothing is written into those. Mend: give another --output.")
+    begun = _begun(training)
+    if (
+        training.is_dir()
+        and not begun
+        and not record.is_file()
+        and {entry.name for entry in training.iterdir()} - {_LOCK}
+    ):
+        raise ConfigError(
+            f"'{training}' holds something that no fit of Regrasp's put there, and a fit would need the folder. "
+            "Mend: give another --output."
+        )
+    if (begun or (output / "config.json").is_file()) and not (resume or overwrite):
         raise ConfigError(
             f"'{output}' holds a {what} already. Mend: --resume goes on with it, --overwrite replaces it, or give "
             "another --output."
@@ -47,8 +105,26 @@ def claim_folder(output: Path, settings: dict[str, Any], *, what: str, resume: b
                 f"--resume goes on exactly with the {what} in '{output}', but {found}. Mend: give the settings and "
                 "datasets that it was started with, or --overwrite to start anew."
             )
-    if overwrite or not resume:
-        shutil.rmtree(training, ignore_errors=True)
-    training.mkdir(parents=True, exist_ok=True)
-    write_json_atomic(record, settings)
-    return training
+
+
+def _begun(training: Path) -> bool:
+    return any((training / "states").glob("step_*"))
+
+
+def _empty(training: Path) -> None:
+    """Remove what an earlier fit left, but for the lock that is held."""
+    for entry in training.iterdir():
+        if entry.name == _LOCK:
+            continue
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _remove(training: Path, made: list[Path]) -> None:
+    """Remove the training folder, and the folders above it that this fit made."""
+    shutil.rmtree(training, ignore_errors=True)
+    for folder in made[1:] if made[:1] == [training] else made:
+        with contextlib.suppress(OSError):
+            folder.rmdir()

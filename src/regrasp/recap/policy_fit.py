@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from regrasp.core.errors import ConfigError
-from regrasp.recap.fit_folder import claim_folder
+from regrasp.recap.fit_folder import claimed
 from regrasp.recap.policy_episodes import PolicyEpisodes, find_policy_episodes, held_out_groups, read_labels
 from regrasp.recap.policy_output import fit_settings, next_steps, report_lines, save_policy
 from regrasp.recap.selection import Selection, StageResult, open_datasets, tell
 from regrasp.recap.value_data import check_states, choose_cameras
-from regrasp.recap.value_output import exclusive
 from regrasp.rl.condition import Negatives
 
 if TYPE_CHECKING:
@@ -130,11 +129,8 @@ def run(config: PolicyFitConfig) -> StageResult:
         tell(f"the flow policy reads no task text, and the data have {len(tasks)} tasks; it learns their mixture")
     cameras = choose_cameras(config.cameras, datasets)
     settings = fit_settings(config, found, cameras)
-    training = claim_folder(
-        config.output, settings, what="policy fit", resume=config.resume, overwrite=config.overwrite
-    )
-    busy = f"Another process is fitting in '{config.output}'. Mend: wait for it, or give another --output."
-    with exclusive(training, busy):
+    claim = claimed(config.output, settings, what="policy fit", resume=config.resume, overwrite=config.overwrite)
+    with claim as training:
         from regrasp.learn.threads import torch_threads
 
         prepared = _prepare(config, found, cameras, training)

@@ -1,6 +1,6 @@
 """Stage 2a: train a value model on returns, and judge it on episodes it has not seen."""
 
-import shutil
+import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from regrasp.core.errors import ConfigError
+from regrasp.data.dataset import Dataset
+from regrasp.recap.fit_folder import claimed
 from regrasp.recap.selection import Selection, StageResult, next_command, open_datasets
 from regrasp.recap.value_data import (
     NO_CAMERAS,
@@ -19,7 +21,7 @@ from regrasp.recap.value_data import (
     find_episodes,
     read_targets,
 )
-from regrasp.recap.value_output import TRAINING, check_output, exclusive, record_run, report_lines
+from regrasp.recap.value_output import fit_settings, report_lines
 from regrasp.report.progress import track
 
 if TYPE_CHECKING:
@@ -99,21 +101,22 @@ def run(config: ValueFitConfig) -> StageResult:
     datasets = open_datasets(config)
     found = find_episodes(datasets, config.returns, config.holdout, config.seed)
     cameras = choose_cameras(config.cameras, datasets)
-    settings = check_output(config, found, cameras)
-    training_folder = config.output / TRAINING
-    if not config.resume and training_folder.is_dir():
-        shutil.rmtree(training_folder)
-    training_folder.mkdir(parents=True, exist_ok=True)
-    busy = f"Another process is fitting in '{config.output}'. Mend: wait for it, or give another --output."
-    with exclusive(training_folder, busy):
+    _check_inputs(config, datasets, cameras)
+    settings = fit_settings(config, found, cameras)
+    claim = claimed(config.output, settings, what="value fit", resume=config.resume, overwrite=config.overwrite)
+    with claim as training:
         from regrasp.learn.threads import torch_threads
 
-        record_run(config.output, settings)
-        prepared = _prepare(config, found, cameras)
+        prepared = _prepare(config, found, cameras, training)
         with torch_threads(config.threads):
-            result, predictions = _train(config, prepared)
+            result, predictions = _train(config, prepared, training)
         lines, written = _publish(config, prepared, result, predictions)
-    following = next_command("value predict", datasets, config, f"--checkpoint {config.output} --tag {config.returns}")
+    following = next_command(
+        "value predict",
+        datasets,
+        config,
+        f"--checkpoint {shlex.quote(str(config.output))} --tag {shlex.quote(config.returns)}",
+    )
     return StageResult(lines=[*lines, f"Wrote {config.output}", f"Next: {following}"], written=written)
 
 
@@ -131,7 +134,16 @@ def _check(config: ValueFitConfig) -> None:
         raise ConfigError("--resume goes on with what --overwrite would remove. Mend: give one of them.")
 
 
-def _prepare(config: ValueFitConfig, found: FitEpisodes, cameras: tuple[str, ...]) -> _Prepared:
+def _check_inputs(config: ValueFitConfig, datasets: list[Dataset], cameras: tuple[str, ...]) -> None:
+    """Refuse a model that would see the task text alone."""
+    if not cameras and not (config.state and any(dataset.state_key for dataset in datasets)):
+        raise ConfigError(
+            "No dataset has a camera or a state for the value model to see, and the task text alone says nothing of a "
+            "frame. Mend: name --cameras, or map a column to observation.state with `keys:` in the recipe."
+        )
+
+
+def _prepare(config: ValueFitConfig, found: FitEpisodes, cameras: tuple[str, ...], folder: Path) -> _Prepared:
     """Copy rows, decode images, read targets, and build the model with fresh weights."""
     import torch
 
@@ -140,7 +152,6 @@ def _prepare(config: ValueFitConfig, found: FitEpisodes, cameras: tuple[str, ...
     from regrasp.learn.value_objective import ValueFrames
     from regrasp.models.registry import build_value_model, config_to_json, value_model_config
 
-    folder = config.output / TRAINING
     rows = [
         dataset_rows(dataset, folder / "rows" / str(place), with_state=config.state)
         for place, dataset in enumerate(found.datasets)
@@ -191,7 +202,7 @@ def _decode(images: "Images", episodes: list, stride: int, config: ValueFitConfi
     images.fill(episodes, stride, cores(config.workers), shown)
 
 
-def _train(config: ValueFitConfig, prepared: _Prepared) -> "tuple[TrainResult, Predictions]":
+def _train(config: ValueFitConfig, prepared: _Prepared, folder: Path) -> "tuple[TrainResult, Predictions]":
     import torch
     from safetensors.torch import load_file
     from torchdata.stateful_dataloader import StatefulDataLoader
@@ -226,7 +237,7 @@ def _train(config: ValueFitConfig, prepared: _Prepared) -> "tuple[TrainResult, P
         objective,
         batches,
         _train_config(config),
-        config.output / TRAINING,
+        folder,
         resume=config.resume,
         cpu=config.device == "cpu",
         on_step=_progress(config.steps),

@@ -1,18 +1,12 @@
 """What a value fit leaves behind: its checkpoint, its pictures, and the record by which it can be resumed."""
 
-import contextlib
-import fcntl
-import json
-import os
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regrasp.core.errors import ConfigError, listing
-from regrasp.data.storage import write_json_atomic
+from regrasp.core.errors import listing
 from regrasp.learn.value_metrics import HeldOut, Predictions, ValueMetrics, Verdict
 from regrasp.recap.value_data import FitEpisodes, episodes_by_dataset
 from regrasp.report.value_plots import Curve, draw_calibration, draw_value_curves
@@ -22,9 +16,6 @@ if TYPE_CHECKING:
     from regrasp.learn.loop import TrainResult
     from regrasp.recap.value_fit import ValueFitConfig
 
-TRAINING = "training"
-"""The folder, in the output folder, of states, metrics and caches."""
-_RUN = "run.json"
 _NOT_DECIDING = {
     "demos",
     "rollouts",
@@ -52,57 +43,16 @@ _ROWS = (
 )
 
 
-def check_output(config: "ValueFitConfig", found: FitEpisodes, cameras: tuple[str, ...]) -> dict[str, Any]:
-    """Return what decides the fit, and refuse an output folder that holds another one.
-
-    Raises:
-        ConfigError: The folder holds a fit and neither --resume nor --overwrite was given, or --resume would go on
-            with other settings or data.
-    """
+def fit_settings(config: "ValueFitConfig", found: FitEpisodes, cameras: tuple[str, ...]) -> dict[str, Any]:
+    """Return everything that decides what is learnt."""
     settings: dict[str, Any] = {
         field.name: getattr(config, field.name) for field in fields(config) if field.name not in _NOT_DECIDING
     }
-    settings |= {
+    return settings | {
         "cameras": list(cameras),
         "datasets": {d.name: [d.index().fingerprint, d.weight] for d in found.datasets},
         "returns_ids": {d.name: sidecar.id for d, sidecar in zip(found.datasets, found.returns, strict=True)},
     }
-    record = config.output / TRAINING / _RUN
-    taken = record.is_file() or (config.output / "config.json").is_file()
-    if taken and not (config.resume or config.overwrite):
-        raise ConfigError(
-            f"'{config.output}' holds a value fit already. Mend: --resume goes on with it, --overwrite replaces it, or "
-            "give another --output."
-        )
-    if config.resume and record.is_file():
-        old = json.loads(record.read_text())
-        changed = [name for name in settings if old.get(name) != settings[name]]
-        if changed:
-            what = "; ".join(f"{name} was {old.get(name)!r} and is now {settings[name]!r}" for name in changed[:3])
-            raise ConfigError(
-                f"--resume goes on exactly with the fit in '{config.output}', but {what}. Mend: give the settings and "
-                "datasets that it was started with, or --overwrite to start anew."
-            )
-    return settings
-
-
-def record_run(output: Path, settings: dict[str, Any]) -> None:
-    """Write down what decides the fit, before anything is learnt."""
-    write_json_atomic(output / TRAINING / _RUN, settings)
-
-
-@contextlib.contextmanager
-def exclusive(folder: Path, refusal: str) -> Iterator[None]:
-    """Keep other processes out of a folder; the lock goes with the process, also when it is killed."""
-    descriptor = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(refusal) from None
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def save(

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,9 +19,9 @@ from regrasp.data.dataset import Dataset
 from regrasp.data.sidecar import SidecarWriter, existing_is_same, open_sidecar, sidecar_path
 from regrasp.data.storage import Transaction
 from regrasp.learn.value_checkpoint import ValueCheckpoint, check_tasks, load_value_checkpoint
+from regrasp.recap.fit_folder import exclusive
 from regrasp.recap.returns import episode_batches
 from regrasp.recap.selection import Selection, StageResult, next_command, open_datasets, tell
-from regrasp.recap.value_output import exclusive
 from regrasp.report.progress import track
 
 if TYPE_CHECKING:
@@ -83,12 +84,16 @@ def run(config: ValuePredictConfig) -> StageResult:
         lines = _write(config, datasets, provenances, paths, work)
         shutil.rmtree(work)
     if config.work_dir is None:
+        with contextlib.suppress(OSError):  # another tag is being predicted
+            work.parent.rmdir()
+    if config.work_dir is None:
         with contextlib.suppress(OSError):  # another tag's work is still in it
             work.parent.rmdir()
     returns = config.returns or checkpoint.record["datasets"][0]["returns"]["tag"]
-    flags = f"--returns {returns} --values {config.tag} --tag {config.tag}_N50_q30"
+    names = {"returns": returns, "values": config.tag, "tag": f"{config.tag}_N50_q30"}
+    flags = " ".join(f"--{name} {shlex.quote(value)}" for name, value in names.items())
     following = next_command("advantages", datasets, config, flags)
-    warning = [f"Warning: {checkpoint.warning}"] if checkpoint.warning else []
+    warning = ["Warning: this value model did not beat its baselines; see above."] if checkpoint.warning else []
     wrote = [f"Wrote {listing(map(str, paths))}", f"Next: {following}"]
     return StageResult(lines=[*lines, *warning, *wrote], written=paths)
 
@@ -132,6 +137,7 @@ def _check_returns(tag: str, checkpoint: ValueCheckpoint, datasets: list[Dataset
 
 
 def _provenance(config: ValuePredictConfig, checkpoint: ValueCheckpoint, dataset: Dataset) -> Provenance:
+    learnt = {entry["name"]: entry["returns"]["id"] for entry in checkpoint.record["datasets"]}
     held_out = {entry["name"]: entry["held_out_episodes"] for entry in checkpoint.record["datasets"]}
     return Provenance(
         stage="value predict",
@@ -144,6 +150,7 @@ def _provenance(config: ValuePredictConfig, checkpoint: ValueCheckpoint, dataset
             "held_out_episodes": held_out.get(dataset.name, []),
             "warning": checkpoint.warning,
             "gamma": checkpoint.record.get("gamma"),
+            "returns_id": learnt.get(dataset.name),
         },
         created=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
     )

@@ -48,7 +48,7 @@ class TerminalSignal:
     def check(self, capabilities: Capabilities, jobs: list[Job]) -> None:
         """Refuse an engine without log-probabilities; reasons also need replies that go on from given words."""
         why = "the terminal signal reads its score from"
-        need(capabilities.logprobs, "log-probabilities of tokens", why, "serve the model with vLLM, or --engine vllm")
+        need(capabilities.logprobs, "log-probabilities of tokens", why, "serve the model with vLLM")
         if self.with_rationale:
             why = "--with-rationale needs to put the score after the reasons"
             need(capabilities.prefill, "replies that go on from given words", why, "leave it out")
