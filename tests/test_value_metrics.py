@@ -1,5 +1,7 @@
 """Held-out metrics, worked by hand, and the baselines that a value model has to beat."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -178,3 +180,24 @@ def test_a_share_out_of_range_is_refused() -> None:
     for fraction in (0.0, 1.0, -0.1, float("nan")):
         with pytest.raises(ConfigError, match="--holdout"):
             stratified_holdout(["a", "a"], fraction, 0)
+
+
+def test_the_clock_knows_the_task() -> None:
+    # Episodes of about 60 frames in one task and about 400 in the other, all successes on a scale of 400: a clock for
+    # both tasks cannot say what a frame at time 30 is worth, a clock for each can.
+    def frames(lengths: list[int]) -> HeldOut:
+        episode = np.repeat(np.arange(len(lengths)), lengths)
+        elapsed = np.concatenate([np.arange(length) for length in lengths])
+        target = np.concatenate([-np.arange(length)[::-1] / 410 for length in lengths])
+        width = np.full(len(target), 410.0)
+        task = np.array([0 if length < 100 else 1 for length in lengths])
+        won = np.ones(len(lengths), dtype=bool)
+        return HeldOut(target=target, width=width, episode=episode, elapsed=elapsed, success=won, task=task)
+
+    training = frames([60, 398, 61, 400, 59, 402, 60, 401, 62, 399])
+    held_out = frames([60, 400])
+    clock = evaluate(elapsed_time_baseline(training).predict(held_out), held_out)
+    blind = dataclasses.replace(training, task=None), dataclasses.replace(held_out, task=None)
+    pooled = evaluate(elapsed_time_baseline(blind[0]).predict(blind[1]), blind[1])
+    assert clock.mae_unit < 0.01 < pooled.mae_unit
+    assert clock.cross_entropy < pooled.cross_entropy - 0.1

@@ -26,6 +26,7 @@ class HeldOut:
         episode: Which episode it belongs to, from 0, ascending.
         elapsed: Frames since the episode's start.
         success: Whether each episode succeeded.
+        task: The number of each episode's task; all the same where it is left out.
     """
 
     target: Float[np.ndarray, " n"]
@@ -33,6 +34,12 @@ class HeldOut:
     episode: Int[np.ndarray, " n"]
     elapsed: Int[np.ndarray, " n"]
     success: Bool[np.ndarray, " E"]
+    task: Int[np.ndarray, " E"] | None = None
+
+    @property
+    def frame_task(self) -> Int[np.ndarray, " n"]:
+        """The number of each frame's task."""
+        return np.zeros(len(self.episode), dtype=np.int64) if self.task is None else self.task[self.episode]
 
 
 @dataclass(frozen=True, kw_only=True)

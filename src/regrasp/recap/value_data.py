@@ -1,5 +1,6 @@
 """What a value model learns from: the episodes of a run, which of them are held out, and their targets."""
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -132,6 +133,7 @@ def described(table: "FrameTable", targets: Float[np.ndarray, " n"]) -> "HeldOut
         episode=episode,
         elapsed=row,
         success=np.array([e.success for e in table.episodes], dtype=bool),
+        task=np.array([zlib.crc32(e.task.encode()) for e in table.episodes], dtype=np.int64),
     )
 
 
