@@ -404,3 +404,27 @@ def test_a_fit_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="file"):
         fit(tmp_path / "file", demos)
+
+
+def test_a_refused_overwrite_leaves_the_earlier_fit_as_it_was(tmp_path: Path) -> None:
+    demos = dataset(tmp_path / "demos", camera_kind="none", cameras={})
+    with_returns(demos)
+    fit(tmp_path / "run", demos)
+
+    def files() -> dict[str, bytes]:
+        return {str(f.relative_to(tmp_path)): f.read_bytes() for f in (tmp_path / "run").rglob("*") if f.is_file()}
+
+    before = files()
+    with pytest.raises(ConfigError):
+        fit(tmp_path / "run", demos, overwrite=True, model="big")
+    assert files() == before
+    fit(tmp_path / "run", demos, overwrite=True)
+    assert not (tmp_path / "run/training.before").exists()
+
+
+def test_a_refused_fit_leaves_nothing(tmp_path: Path) -> None:
+    demos = dataset(tmp_path / "demos", camera_kind="none", cameras={})
+    with_returns(demos)
+    with pytest.raises(ConfigError):
+        fit(tmp_path / "new/run", demos, model="big")
+    assert not (tmp_path / "new").exists()

@@ -14,6 +14,8 @@ from regrasp.data.storage import storage_error, write_json_atomic
 
 TRAINING = "training"
 """The folder, in the output folder, of states, metrics and caches."""
+BEFORE = "training.before"
+"""Where ``--overwrite`` keeps the earlier fit's ``training`` until the new fit has saved its first state."""
 RUN = "run.json"
 _LOCK = "lock"
 
@@ -36,7 +38,7 @@ def exclusive(folder: Path, refusal: str) -> Iterator[None]:
 def claimed(output: Path, settings: dict[str, Any], *, what: str, resume: bool, overwrite: bool) -> Iterator[Path]:
     """Hold an output folder for a fit, ready for it, with what decides the fit written down.
 
-    A fit that is refused before its first state was saved leaves nothing that was not there before.
+    A fit that is refused before its first state was saved leaves the folder as it was: nothing new, nothing lost.
 
     Args:
         output: The folder.
@@ -54,22 +56,27 @@ def claimed(output: Path, settings: dict[str, Any], *, what: str, resume: bool, 
         StorageError: It cannot be made or written.
     """
     settings = json.loads(json.dumps(settings))
-    training = output / TRAINING
+    training, before = output / TRAINING, output / BEFORE
     _check_folder(output, settings, what=what, resume=resume, overwrite=overwrite)
     missing = [folder for folder in (training, output, *output.parents) if not folder.exists()]
     try:
         training.mkdir(parents=True, exist_ok=True)
         busy = f"Another process is fitting in '{output}'. Mend: wait for it, or give another --output."
         with exclusive(training, busy):
-            if not resume:
+            if before.is_dir() and not _begun(training):
+                _restore(training, before)  # of a process that was killed while it replaced the fit
+            if not resume and _begun(training):
+                _set_aside(training, before)
+            elif not resume:
                 _empty(training)
             write_json_atomic(training / RUN, settings)
             try:
                 yield training
             except (RegraspError, OSError):
                 if not _begun(training):
-                    _remove(training, missing)
+                    _undo(training, before, missing)
                 raise
+            shutil.rmtree(before, ignore_errors=True)
     except OSError as error:
         if isinstance(error, RegraspError):
             raise
@@ -77,10 +84,11 @@ def claimed(output: Path, settings: dict[str, Any], *, what: str, resume: bool, 
 
 
 def _check_folder(output: Path, settings: dict[str, Any], *, what: str, resume: bool, overwrite: bool) -> None:
-    training, record = output / TRAINING, output / TRAINING / RUN
+    training, before = output / TRAINING, output / BEFORE
+    record = (before if before.is_dir() and not _begun(training) else training) / RUN
     if (output / "meta" / "info.json").is_file():
         raise ConfigError(f"'{output}' is a dataset, and nothing is written into those. Mend: give another --output.")
-    begun = _begun(training)
+    begun = _begun(training) or before.is_dir()
     if (
         training.is_dir()
         and not begun
@@ -122,8 +130,29 @@ def _empty(training: Path) -> None:
             entry.unlink()
 
 
-def _remove(training: Path, made: list[Path]) -> None:
-    """Remove the training folder, and the folders above it that this fit made."""
+def _set_aside(training: Path, before: Path) -> None:
+    """Move an earlier fit out of the way."""
+    shutil.rmtree(before, ignore_errors=True)
+    before.mkdir()
+    for entry in training.iterdir():
+        if entry.name != _LOCK:
+            entry.rename(before / entry.name)
+
+
+def _restore(training: Path, before: Path) -> None:
+    """Put an earlier fit back where it was."""
+    if (before / "states").is_dir():  # else its move had hardly begun, and what is left of it is still in place
+        _empty(training)
+    for entry in before.iterdir():
+        entry.rename(training / entry.name)
+    before.rmdir()
+
+
+def _undo(training: Path, before: Path, made: list[Path]) -> None:
+    """Put an earlier fit back; without one, remove the training folder and the folders above it that this fit made."""
+    if before.is_dir():
+        _restore(training, before)
+        return
     shutil.rmtree(training, ignore_errors=True)
     for folder in made[1:] if made[:1] == [training] else made:
         with contextlib.suppress(OSError):

@@ -84,9 +84,6 @@ def run(config: ValuePredictConfig) -> StageResult:
         lines = _write(config, datasets, provenances, paths, work)
         shutil.rmtree(work)
     if config.work_dir is None:
-        with contextlib.suppress(OSError):  # another tag is being predicted
-            work.parent.rmdir()
-    if config.work_dir is None:
         with contextlib.suppress(OSError):  # another tag's work is still in it
             work.parent.rmdir()
     returns = config.returns or checkpoint.record["datasets"][0]["returns"]["tag"]
