@@ -213,7 +213,7 @@ def test_a_fit_that_was_killed_resumes_to_the_same_files(
         return advance
 
     with monkeypatch.context() as patched:
-        patched.setattr("regrasp.recap.policy_inputs.progress", progress)
+        patched.setattr("regrasp.recap.policy_fit.count_steps", progress)
         with pytest.raises(Killed):
             run(broken)
     run(broken)

@@ -1,11 +1,11 @@
 """The environments that can be named on the command line and in recipes."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from regrasp.collect.environment import CameraSpec, Environment, EnvironmentSpec, SerialEnvironment, Simulator
 from regrasp.core.errors import ConfigError, nearest
+from regrasp.core.processors import usable_cores
 
 DEFAULT_COPIES = 32
 """Copies that run together. Fixed, and not the number of cores, so that results are the same on every machine."""
@@ -120,7 +120,7 @@ def start_environment(
     if copies < 1 or (workers or 0) < 0:
         raise ConfigError(f"An environment needs at least 1 copy and 0 or more workers; found {copies} and {workers}.")
     if workers is None:
-        workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        workers = usable_cores()
     if workers == 0:
         return SerialEnvironment([start_simulator(spec) for _ in range(copies)])
     from regrasp.collect.workers import WorkerEnvironment

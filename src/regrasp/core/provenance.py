@@ -1,11 +1,12 @@
 """Where a file came from: the stage, its settings, its dataset and its inputs."""
 
+import datetime
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 
 VERSION = "0.1.0"
-"""Written into every file; a reader of an older major version says so."""
+"""Written into every file. The package takes its version from here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,11 @@ class Provenance:
         data = json.loads(text)
         known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         return cls(**known)
+
+
+def today() -> str:
+    """Return the day, ISO 8601, as ``Provenance.created`` holds it."""
+    return datetime.datetime.now(tz=datetime.UTC).date().isoformat()
 
 
 def digest(value: object) -> str:

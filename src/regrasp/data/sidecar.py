@@ -1,7 +1,7 @@
 """New knowledge beside a dataset: tagged parquet files, sorted, with their provenance inside."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -357,6 +357,11 @@ def existing_is_same(path: Path, provenance: Provenance, *, overwrite: bool) -> 
         "Mend: choose another --tag, or replace it with --overwrite."
     )
     raise SidecarError(message)
+
+
+def all_exist_same(made: Iterable[tuple[Path, Provenance]], *, overwrite: bool) -> bool:
+    """Whether all files of a run were written already with the same content; see ``existing_is_same``."""
+    return all([existing_is_same(path, provenance, overwrite=overwrite) for path, provenance in made])
 
 
 def _difference(name: str, old: object, new: object) -> str:

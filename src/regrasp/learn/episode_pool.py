@@ -1,11 +1,12 @@
 """Work on episodes, one at a time in each process."""
 
 import multiprocessing
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
+
+from regrasp.core.processors import usable_cores
 
 AHEAD = 4
 """Jobs that wait at each process, so that memory holds few of them."""
@@ -44,8 +45,7 @@ def in_processes[Job, Result](function: Callable[[Job], Result], jobs: Iterable[
 
 def cores(wanted: int | None, most: int = 8) -> int:
     """Return how many processes to use: those wanted, or one a core that this process may use, at most ``most``."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return wanted or min(usable, most)
+    return wanted or min(usable_cores(), most)
 
 
 def _begin(function: Callable[[Any], Any]) -> None:

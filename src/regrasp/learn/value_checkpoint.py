@@ -26,7 +26,6 @@ class ValueCheckpoint:
         folder: Where it lies.
         model: The model's config, as ``config_to_json`` gave it.
         scale: The return scales that its values are on.
-        gamma: The discount of the returns that it learnt.
         sha256: Of its weights.
         record: All of ``config.json``.
     """

@@ -5,12 +5,14 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from regrasp.core.errors import ConfigError, RegraspError
 from regrasp.data.storage import storage_error, write_json_atomic
+from regrasp.recap.selection import Selection
 
 TRAINING = "training"
 """The folder, in the output folder, of states, metrics and caches."""
@@ -18,6 +20,15 @@ BEFORE = "training.before"
 """Where ``--overwrite`` keeps the earlier fit's ``training`` until the new fit has saved its first state."""
 RUN = "run.json"
 _LOCK = "lock"
+_NOT_DECIDING = frozenset(
+    {"demos", "rollouts", "config", "sidecars", "debug", "output", "workers", "resume", "overwrite", "device"}
+)
+
+
+def deciding(config: Selection, *, apart: Collection[str] = ()) -> dict[str, Any]:
+    """Return the settings of a fit that decide what is learnt: all but places, means and ``apart``."""
+    left_out = _NOT_DECIDING.union(apart)
+    return {field.name: getattr(config, field.name) for field in fields(config) if field.name not in left_out}
 
 
 @contextlib.contextmanager

@@ -1,16 +1,15 @@
 """Thresholds and labels: what `advantages` and `relabel` share, so that they cannot drift apart."""
 
-import datetime
 from dataclasses import replace
 
 import numpy as np
 
 from regrasp.core.errors import ConfigError, SidecarError, listing
 from regrasp.core.outcome import Source
-from regrasp.core.provenance import Provenance, digest
+from regrasp.core.provenance import Provenance, digest, today
 from regrasp.core.scale import ScaleSet
 from regrasp.data.rlinf import MIXTURE_FILE
-from regrasp.data.sidecar import Sidecar, SidecarWriter, coded, existing_is_same, sidecar_path
+from regrasp.data.sidecar import Sidecar, SidecarWriter, all_exist_same, coded, sidecar_path
 from regrasp.data.storage import Transaction
 from regrasp.recap.frames import AdvantageSettings, Part
 from regrasp.recap.label_report import LabelCount, mixture_file, report_lines
@@ -53,7 +52,7 @@ def label_datasets(
     paths = [sidecar_path(item.part.dataset, "advantages", tag) for item in labellings]
 
     def all_there() -> bool:
-        return all([existing_is_same(p, v, overwrite=overwrite) for p, v in zip(paths, provenances, strict=True)])
+        return all_exist_same(zip(paths, provenances, strict=True), overwrite=overwrite)
 
     if all_there() and not dry_run:
         return StageResult(lines=[f"Already there, and the same: {listing(map(str, paths))}"], written=[])
@@ -111,7 +110,7 @@ def _provenance(
         inputs={**item.inputs, "run": run},
         scale=part.scales.to_json(),
         notes={"tags": item.tags, "outcomes": item.outcomes, "excluded": left_out},
-        created=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        created=today(),
     )
 
 

@@ -1,6 +1,5 @@
 """``regrasp outcomes``: a judge's scores become outcomes, by a rule that the user states and the file records."""
 
-import datetime
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import tyro
 
 from regrasp.core.errors import ConfigError, MissingSidecar, SidecarError, listing, nearest
 from regrasp.core.outcome import Outcome
-from regrasp.core.provenance import Provenance, digest
+from regrasp.core.provenance import Provenance, digest, today
 from regrasp.data.dataset import Dataset, open_dataset
 from regrasp.data.sidecar import SidecarWriter, coded, existing_is_same, sidecar_path
 from regrasp.data.storage import Transaction
@@ -143,7 +142,7 @@ def _provenance(
         inputs={"scores": digest(scores)},
         statistics=counts,
         notes={"excluded": sorted(set(dataset.index().episode_index.tolist()) - set(rows))},
-        created=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        created=today(),
     )
 
 

@@ -12,6 +12,7 @@ from regrasp.recap.policy_episodes import PolicyEpisodes, find_policy_episodes, 
 from regrasp.recap.policy_output import fit_settings, next_steps, report_lines, save_policy
 from regrasp.recap.selection import Selection, StageResult, open_datasets, tell
 from regrasp.recap.value_data import check_states, choose_cameras
+from regrasp.report.progress import count_steps
 from regrasp.rl.condition import Negatives
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ def _train(config: PolicyFitConfig, prepared: Prepared, folder: Path) -> "TrainR
     from regrasp.learn.loop import TrainConfig, train
     from regrasp.learn.sampler import MixtureSampler
     from regrasp.learn.training_state import StateStore
-    from regrasp.recap.policy_inputs import batch_as_it_is, progress
+    from regrasp.recap.policy_inputs import batch_as_it_is
 
     datasets = prepared.found.datasets
     sampler = MixtureSampler(
@@ -238,7 +239,7 @@ def _train(config: PolicyFitConfig, prepared: Prepared, folder: Path) -> "TrainR
         folder,
         resume=config.resume,
         cpu=config.device == "cpu",
-        on_step=progress(config.steps),
+        on_step=count_steps(config.steps),
     )
     prepared.policy.load_state_dict(load_file(StateStore(folder).weights(config.steps)))
     return result

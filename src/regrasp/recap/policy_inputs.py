@@ -1,8 +1,7 @@
 """The inputs of a policy fit: sizes, images, statistics, and the policy's own config. Imports torch and lerobot."""
 
 import copy
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +9,7 @@ from lerobot.configs import FeatureType, PolicyFeature
 
 from regrasp.core.errors import ConfigError, listing
 from regrasp.data.dataset import Dataset
+from regrasp.learn.episode_pool import cores
 from regrasp.learn.episode_rows import DatasetRows
 from regrasp.learn.image_cache import Images
 from regrasp.learn.policy_data import ACTION, STATE, ActionRows, PolicyFrames, mixture_moments
@@ -70,7 +70,7 @@ def fill_images(config: "PolicyFitConfig", found: PolicyEpisodes, images: Images
     def shown(work: Iterable[object], total: int) -> Iterable[object]:
         return track(work, total=total, description="Decoding", unit="episodes")
 
-    images.fill(found.episodes, 1, config.workers or min(os.cpu_count() or 1, 8), shown)
+    images.fill(found.episodes, 1, cores(config.workers), shown)
     images.forget_others()
 
 
@@ -126,20 +126,3 @@ def dataset_statistics(found: PolicyEpisodes, training: PolicyFrames) -> dict[st
 def batch_as_it_is(batch: Any) -> Any:  # noqa: ANN401 - a batch passes through as it was made
     """Return the batch."""
     return batch
-
-
-def progress(steps: int) -> Callable[[int], None]:
-    """Return a callback that shows the steps done; the first call may be the step that was resumed from."""
-    shown = iter(track(range(steps + 1), total=steps + 1, description="Training", unit="steps"))
-    next(shown)
-    done = 0
-
-    def advance(step: int) -> None:
-        nonlocal done
-        for _ in range(step - done):
-            next(shown, None)
-        done = step
-        if step == steps:
-            next(shown, None)
-
-    return advance

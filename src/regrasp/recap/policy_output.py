@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import tempfile
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,25 +11,22 @@ from regrasp.core.errors import listing
 from regrasp.core.provenance import VERSION, digest
 from regrasp.data.dataset import Dataset
 from regrasp.data.storage import Transaction
+from regrasp.recap.fit_folder import deciding
 from regrasp.recap.policy_episodes import PolicyEpisodes
 
 if TYPE_CHECKING:
     from regrasp.recap.policy_fit import PolicyFitConfig, Prepared
 
 RECORD = "regrasp.json"
-_PLACES = {"demos", "rollouts", "config", "sidecars", "output", "debug"}
-_NOT_DECIDING = _PLACES | {"workers", "threads", "resume", "overwrite", "device"}
-"""Settings that do not decide what is learnt."""
 _GROUPS = ("positive", "negative", "demo", "rollout")
 
 
 def fit_settings(config: "PolicyFitConfig", found: PolicyEpisodes, cameras: tuple[str, ...]) -> dict[str, Any]:
     """Everything that decides a fit, as JSON."""
-    settings = {field.name: getattr(config, field.name) for field in fields(config) if field.name not in _NOT_DECIDING}
     used: dict[str, list[int]] = {dataset.name: [] for dataset in found.datasets}
     for episode in found.episodes:
         used[found.datasets[episode.dataset].name].append(episode.episode_index)
-    return settings | {
+    return deciding(config, apart={"threads"}) | {
         "cameras": list(cameras),
         "datasets": {
             d.name: {"fingerprint": d.index().fingerprint, "weight": d.weight, "episodes": digest(used[d.name])}

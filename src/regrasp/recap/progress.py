@@ -4,16 +4,15 @@ LeRobot (``rewards/sarm/rabc.py``) reads ``index, episode_index, frame_index, pr
 how much progress the next chunk makes. Progress is V + 1: 0 at the worst return of the scale, 1 at the best.
 """
 
-import datetime
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from regrasp.core.errors import listing
-from regrasp.core.provenance import Provenance
+from regrasp.core.provenance import Provenance, today
 from regrasp.data.dataset import Dataset
-from regrasp.data.sidecar import Sidecar, SidecarWriter, existing_is_same, open_sidecar, sidecar_path
+from regrasp.data.sidecar import Sidecar, SidecarWriter, all_exist_same, open_sidecar, sidecar_path
 from regrasp.data.storage import Transaction
 from regrasp.recap.frames import kept_positions
 from regrasp.recap.returns import episode_batches
@@ -46,19 +45,14 @@ def run(config: ProgressConfig) -> StageResult:
     paths = [sidecar_path(dataset, "progress", config.tag) for dataset in datasets]
     provenances = [_provenance(dataset, sidecar) for dataset, sidecar in zip(datasets, values, strict=True)]
     pairs = list(zip(paths, provenances, strict=True))
-    if all([existing_is_same(path, made, overwrite=config.overwrite) for path, made in pairs]):
+    if all_exist_same(pairs, overwrite=config.overwrite):
         return StageResult(lines=[f"Already there, and the same: {listing(map(str, paths))}"], written=[])
-
-    def guard() -> None:
-        for path, made in pairs:
-            existing_is_same(path, made, overwrite=config.overwrite)
-
     with Transaction() as transaction:
         for dataset, sidecar, (path, made) in zip(datasets, values, pairs, strict=True):
             writer = SidecarWriter(transaction, path, "progress")
             _write_rows(writer, dataset, sidecar)
             writer.close(made, extra={"reward_model_path": f"regrasp value {config.values}"})
-        transaction.commit(guard)
+        transaction.commit(lambda: all_exist_same(pairs, overwrite=config.overwrite))
     following = "Next: lerobot-train … --sample_weighting.type=rabc --sample_weighting.progress_path=" + str(paths[0])
     return StageResult(lines=[f"Wrote {listing(map(str, paths))}", following], written=list[Path](paths))
 
@@ -70,7 +64,7 @@ def _provenance(dataset: Dataset, values: Sidecar) -> Provenance:
         fingerprint=dataset.index().fingerprint,
         inputs={"values": values.id},
         notes={"tags": {"values": values.tag}, "excluded": sorted(values.excluded)},
-        created=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        created=today(),
     )
 
 

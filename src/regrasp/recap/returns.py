@@ -1,6 +1,5 @@
 """Stage 1: a reward and a return for every frame, from the frames to the end and the outcome."""
 
-import datetime
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,13 +9,13 @@ import numpy as np
 
 from regrasp.core.errors import ConfigError, OutcomeError, listing
 from regrasp.core.outcome import Outcome, Source
-from regrasp.core.provenance import Provenance, digest
+from regrasp.core.provenance import Provenance, digest, today
 from regrasp.core.scale import ReturnScale, ScaleScope, ScaleSet
 from regrasp.data.dataset import Dataset
 from regrasp.data.index import EpisodeIndex
 from regrasp.data.outcomes import MEND, Outcomes, read_outcome_file, read_outcomes
 from regrasp.data.rlinf import write_stats
-from regrasp.data.sidecar import SidecarWriter, coded, existing_is_same, sidecar_path
+from regrasp.data.sidecar import SidecarWriter, all_exist_same, coded, sidecar_path
 from regrasp.data.storage import Transaction
 from regrasp.recap.judge_rewards import JudgedRewards, frame_rewards, judged_tables, parse_rewards
 from regrasp.recap.selection import Selection, StageResult, next_command, open_datasets, tell
@@ -106,8 +105,7 @@ def run(config: ReturnsConfig) -> StageResult:
     paths = [sidecar_path(part.dataset, "returns", config.tag) for part in parts]
 
     def all_there() -> bool:
-        pairs = zip(paths, plans, strict=True)
-        return all([existing_is_same(path, made, overwrite=config.overwrite) for path, (_, made) in pairs])
+        return all_exist_same(zip(paths, (made for _, made in plans), strict=True), overwrite=config.overwrite)
 
     if (all_there() and not config.update_meta) or config.dry_run:
         verb = "Would write" if config.dry_run else "Already there, and the same:"
@@ -266,7 +264,7 @@ def _provenance(config: ReturnsConfig, part: _Part, tables: _Tables, scales: Sca
         scale=scales.to_json(),
         statistics=_statistics(part, tables),
         notes={"outcomes": ended, "excluded": part.outcomes.unknown()},
-        created=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        created=today(),
     )
 
 

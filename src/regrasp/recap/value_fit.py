@@ -1,7 +1,7 @@
 """Stage 2a: train a value model on returns, and judge it on episodes it has not seen."""
 
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,7 +22,7 @@ from regrasp.recap.value_data import (
     read_targets,
 )
 from regrasp.recap.value_output import fit_settings, report_lines
-from regrasp.report.progress import track
+from regrasp.report.progress import count_steps, track
 
 if TYPE_CHECKING:
     from regrasp.learn.image_cache import Images
@@ -240,7 +240,7 @@ def _train(config: ValueFitConfig, prepared: _Prepared, folder: Path) -> "tuple[
         folder,
         resume=config.resume,
         cpu=config.device == "cpu",
-        on_step=_progress(config.steps),
+        on_step=count_steps(config.steps),
     )
     prepared.model.load_state_dict(load_file(result.weights))
     return result, objective.predictions(prepared.model)
@@ -263,23 +263,6 @@ def _train_config(config: ValueFitConfig) -> "TrainConfig":
         log_every=int(np.gcd(config.checkpoint_every, 20)),
         seed=config.seed,
     )
-
-
-def _progress(steps: int) -> Callable[[int], None]:
-    """Return a callback that shows the steps done; the first call may be the step that was resumed from."""
-    shown = iter(track(range(steps + 1), total=steps + 1, description="Training", unit="steps"))
-    next(shown)
-    done = 0
-
-    def advance(step: int) -> None:
-        nonlocal done
-        for _ in range(step - done):
-            next(shown, None)
-        done = step
-        if step == steps:
-            next(shown, None)
-
-    return advance
 
 
 def _publish(

@@ -1,6 +1,5 @@
 """What a value fit leaves behind: its checkpoint, its pictures, and the record by which it can be resumed."""
 
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +7,7 @@ import numpy as np
 
 from regrasp.core.errors import listing
 from regrasp.learn.value_metrics import HeldOut, Predictions, ValueMetrics, Verdict
+from regrasp.recap.fit_folder import deciding
 from regrasp.recap.value_data import FitEpisodes, episodes_by_dataset
 from regrasp.report.value_plots import Curve, draw_calibration, draw_value_curves
 
@@ -16,19 +16,6 @@ if TYPE_CHECKING:
     from regrasp.learn.loop import TrainResult
     from regrasp.recap.value_fit import ValueFitConfig
 
-_NOT_DECIDING = {
-    "demos",
-    "rollouts",
-    "config",
-    "sidecars",
-    "debug",
-    "output",
-    "workers",
-    "resume",
-    "overwrite",
-    "device",
-}
-"""Settings that do not decide what is learnt."""
 _ROWS = (
     ("cross-entropy", "cross_entropy", "{:.4f}"),
     ("MAE, unit", "mae_unit", "{:.4f}"),
@@ -45,10 +32,7 @@ _ROWS = (
 
 def fit_settings(config: "ValueFitConfig", found: FitEpisodes, cameras: tuple[str, ...]) -> dict[str, Any]:
     """Return everything that decides what is learnt."""
-    settings: dict[str, Any] = {
-        field.name: getattr(config, field.name) for field in fields(config) if field.name not in _NOT_DECIDING
-    }
-    return settings | {
+    return deciding(config) | {
         "cameras": list(cameras),
         "datasets": {d.name: [d.index().fingerprint, d.weight] for d in found.datasets},
         "returns_ids": {d.name: sidecar.id for d, sidecar in zip(found.datasets, found.returns, strict=True)},

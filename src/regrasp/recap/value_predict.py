@@ -1,7 +1,6 @@
 """Stage 2b: a value for every frame, from a value checkpoint."""
 
 import contextlib
-import datetime
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -13,10 +12,10 @@ from urllib.parse import quote
 import numpy as np
 
 from regrasp.core.errors import CheckpointError, ConfigError, listing
-from regrasp.core.provenance import Provenance, digest
+from regrasp.core.provenance import Provenance, digest, today
 from regrasp.core.scale import ScaleSet
 from regrasp.data.dataset import Dataset
-from regrasp.data.sidecar import SidecarWriter, existing_is_same, open_sidecar, sidecar_path
+from regrasp.data.sidecar import SidecarWriter, all_exist_same, open_sidecar, sidecar_path
 from regrasp.data.storage import Transaction
 from regrasp.learn.value_checkpoint import ValueCheckpoint, check_tasks, load_value_checkpoint
 from regrasp.recap.fit_folder import exclusive
@@ -71,8 +70,7 @@ def run(config: ValuePredictConfig) -> StageResult:
         tell(checkpoint.warning)
     provenances = [_provenance(config, checkpoint, dataset) for dataset in datasets]
     paths = [sidecar_path(dataset, "values", config.tag) for dataset in datasets]
-    same = [existing_is_same(p, v, overwrite=config.overwrite) for p, v in zip(paths, provenances, strict=True)]
-    if all(same):
+    if all_exist_same(zip(paths, provenances, strict=True), overwrite=config.overwrite):
         return StageResult(lines=[f"Already there, and the same: {listing(map(str, paths))}"], written=[])
     work = _work_folder(config, checkpoint, datasets)
     try:
@@ -149,7 +147,7 @@ def _provenance(config: ValuePredictConfig, checkpoint: ValueCheckpoint, dataset
             "gamma": checkpoint.record.get("gamma"),
             "returns_id": learnt.get(dataset.name),
         },
-        created=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        created=today(),
     )
 
 
@@ -226,12 +224,7 @@ def _write(
             writer.close(replace(provenance, statistics={"value": statistics}))
             spread = f"V {statistics['min']:.3f} to {statistics['max']:.3f}, mean {statistics['mean']:.3f}"
             lines.append(f"{dataset.name}: {dataset.index().total} frames, {spread}")
-
-        def guard() -> None:
-            for path, provenance in zip(paths, provenances, strict=True):
-                existing_is_same(path, provenance, overwrite=config.overwrite)
-
-        transaction.commit(guard)
+        transaction.commit(lambda: all_exist_same(zip(paths, provenances, strict=True), overwrite=config.overwrite))
     return lines
 
 

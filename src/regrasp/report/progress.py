@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 _PLAIN_EVERY_S = 10.0
 
@@ -22,6 +22,23 @@ def track[T](items: Iterable[T], *, total: int | None = None, description: str, 
         yield from _bar(items, total, description, unit)
     else:
         yield from _lines(items, total, description, unit)
+
+
+def count_steps(steps: int) -> Callable[[int], None]:
+    """Return a callback that shows the steps done; the first call may be the step that was resumed from."""
+    shown = iter(track(range(steps + 1), total=steps + 1, description="Training", unit="steps"))
+    next(shown)
+    done = 0
+
+    def advance(step: int) -> None:
+        nonlocal done
+        for _ in range(step - done):
+            next(shown, None)
+        done = step
+        if step == steps:
+            next(shown, None)
+
+    return advance
 
 
 def _bar[T](items: Iterable[T], total: int | None, description: str, unit: str) -> Iterator[T]:
