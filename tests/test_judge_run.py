@@ -142,12 +142,25 @@ def failing(error: Exception, at: set[str]):
     return answer
 
 
+def failing_from(asked: int, error: Exception) -> ScriptedEngine:
+    """An engine that answers so many requests, whichever jobs are prepared first, and fails from then on."""
+    engine = ScriptedEngine()
+
+    def answer(request: Request) -> Reply:
+        if len(engine.asked) > asked:
+            raise error
+        return bright_is_good(request)
+
+    engine.answer = answer
+    return engine
+
+
 def test_a_request_that_is_too_long_costs_one_job_and_a_server_that_is_gone_ends_the_run(tmp_path: Path):
     jobs = write_jobs(tmp_path, 8)
     long = ScriptedEngine(failing(RequestTooLong("too long"), {job.id for job in jobs[:7]}))
     report = judge(jobs, tmp_path / "a.jsonl", long)
     assert (report.judged, len(report.failed)) == (1, 7)
-    gone = ScriptedEngine(failing(EngineUnavailable("gone"), {"job 6"}))
+    gone = failing_from(6, EngineUnavailable("gone"))
     with pytest.raises(EngineUnavailable, match="gone"):
         judge(jobs, tmp_path / "b.jsonl", gone, concurrency=1)
     assert len(lines(tmp_path / "b.jsonl")) == 6
@@ -156,7 +169,7 @@ def test_a_request_that_is_too_long_costs_one_job_and_a_server_that_is_gone_ends
 
 def test_an_engine_that_fails_again_and_again_ends_the_run(tmp_path: Path):
     jobs = write_jobs(tmp_path, 20)
-    sick = ScriptedEngine(failing(EngineError("no answer"), {job.id for job in jobs[3:]}))
+    sick = failing_from(3, EngineError("no answer"))
     with pytest.raises(EngineError, match="no answer"):
         judge(jobs, tmp_path / "rows.jsonl", sick, concurrency=1)
     assert len(sick.asked) == 3 + 5
