@@ -130,6 +130,8 @@ class _Desk:
         self.pool = pool
         self._held = asyncio.Semaphore(concurrency + PREPARED_AHEAD)
         self._calls = asyncio.Semaphore(concurrency)
+        self.closed = False
+        """Set when the run ends early: whoever still waits for a call is not to make it."""
         self._open = 0
         self._busy_s = 0.0
         self._since = 0.0
@@ -148,6 +150,8 @@ class _Desk:
 
     async def _answer(self, request: Request) -> Exchange:
         async with self._calls:
+            if self.closed:
+                raise asyncio.CancelledError
             if not self._open:
                 self._since = time.monotonic()
             self._open += 1
@@ -182,10 +186,12 @@ class _Run:
         for job in queue:
             try:
                 await self._judge(job)
-            except BaseExceptionGroup as errors:
-                self._failed(job, _first(errors))
-            except RegraspError as error:
-                self._failed(job, error)
+            except (BaseExceptionGroup, RegraspError) as error:
+                failure = _first(error) if isinstance(error, BaseExceptionGroup) else error
+                if self._ends_the_run(failure):
+                    self.desk.closed = True
+                    raise failure from None
+                self.report.failed[job.id] = str(failure)
             self.on_done()
 
     async def _judge(self, job: Job) -> None:
@@ -200,15 +206,14 @@ class _Run:
         self.report.prompt_tokens += row["prompt_tokens"]
         self.report.completion_tokens += row["completion_tokens"]
 
-    def _failed(self, job: Job, error: BaseException) -> None:
-        """Go on without a job whose video or request cannot be used; end the run where none could be."""
+    def _ends_the_run(self, error: BaseException) -> bool:
+        """Whether no further job could be judged; one whose video or request cannot be used is left out instead."""
         if not isinstance(error, RegraspError) or isinstance(error, EngineUnavailable | StorageError):
-            raise error
+            return True
         if isinstance(error, EngineError) and not isinstance(error, RequestTooLong):
             self.failures += 1
-            if self.failures >= self.most_failures:
-                raise error
-        self.report.failed[job.id] = str(error)
+            return self.failures >= self.most_failures
+        return False
 
     def _row(self, job: Job, judged: Judged) -> dict[str, Any]:
         engine, exchanges = self.desk.engine, judged.exchanges
