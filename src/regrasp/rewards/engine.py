@@ -4,7 +4,7 @@ A signal builds a ``Request``; an engine turns it into whatever its model or ser
 engine never interprets a reply: a text that does not parse is the signal's to call invalid.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -75,6 +75,8 @@ class Request:
     """Makes the draws repeatable where the engine can."""
     thinking: bool = False
     """Whether the model thinks before it answers."""
+    ready: object = field(default=None, repr=False)
+    """What the engine made of the videos beforehand, where it is ``Preparing``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +119,43 @@ class Capabilities:
     """One request gives several replies."""
     thinking: bool
     """Thinking comes back apart from the answer, and a constraint leaves it alone."""
+
+
+@dataclass(kw_only=True)
+class Usage:
+    """What a server was asked for so far, probes and answers that came to nothing included."""
+
+    requests: int = 0
+    """Answered with a reply."""
+    retries: int = 0
+    """Attempts that had to be repeated."""
+    prompt_tokens: int = 0
+    """As the server counts them."""
+    completion_tokens: int = 0
+    """As the server counts them."""
+
+    def spend(self, price_in: float, price_out: float) -> float:
+        """Return what this cost, at prices per million tokens read and written."""
+        return (self.prompt_tokens * price_in + self.completion_tokens * price_out) / 1e6
+
+
+@runtime_checkable
+class Metered(Protocol):
+    """An engine that counts what it asks of others."""
+
+    @property
+    def usage(self) -> Usage:
+        """All of it so far."""
+        ...
+
+
+@runtime_checkable
+class Preparing(Protocol):
+    """An engine that can make a request ready while others are being answered."""
+
+    async def prepare(self, request: Request) -> Request:
+        """Return the request with ``ready`` filled in."""
+        ...
 
 
 @runtime_checkable

@@ -1,6 +1,8 @@
 """Chat completions in words of the protocol: a request's body, and a reply read from whatever came back."""
 
+import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -8,13 +10,18 @@ from typing import Any, Literal
 from regrasp.rewards.engine import EngineError, Reply, Request
 from regrasp.rewards.engines.frames import media_kwargs
 
-Spelling = Literal["structured_outputs", "guided_regex", "regex"]
+Spelling = Literal["structured_outputs", "guided_regex", "regex", "response_format"]
 SPELLINGS: dict[Spelling, str] = {
     "structured_outputs": "vLLM since 0.11",
     "guided_regex": "vLLM before 0.12, which later ones ignore without a word",
     "regex": "SGLang",
+    "response_format": "OpenAI's own, and llama.cpp: the reply is the one field of a JSON object",
 }
 """How a server is asked for a reply that matches a regular expression."""
+_FIELD = "reply"
+JSON_TOKENS = 32
+"""How many tokens more a reply takes as a field of a JSON object, about."""
+CUT_OFF_FLAG = "a reply was cut off at the most tokens"
 THOUGHT_END = "</think>"
 NOT_FINITE_FLAG = "non-finite log-probabilities"
 
@@ -31,21 +38,53 @@ class Dialect:
     """It goes on from the last message of the assistant."""
     n: bool = False
     """It gives several replies to one request."""
+    limit: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """How it is told the most tokens of a reply."""
+    seed: bool = False
+    """It takes a seed."""
     template_kwargs: bool = False
     """It passes arguments on to the chat template."""
     reasoning: bool = False
     """It gives thinking apart from the answer, and constrains the answer alone."""
     video_frames: bool = False
     """It takes lists of frames with their own times, and was seen to tell the model these times."""
+    several_frames: bool = False
+    """It takes several lists of frames in one request."""
     several: bool = False
-    """It takes several videos, in the form that is used."""
-    context: int | None = None
-    """The most tokens of prompt and reply together, where it says."""
+    """It takes several videos, as lists of frames or as images."""
 
 
 def constrained(spelling: Spelling, pattern: str) -> dict[str, Any]:
     """Return the fields that ask for a reply which matches a regular expression."""
-    return {"structured_outputs": {"regex": pattern}} if spelling == "structured_outputs" else {spelling: pattern}
+    if spelling == "structured_outputs":
+        return {"structured_outputs": {"regex": pattern}}
+    if spelling != "response_format":
+        return {spelling: pattern}
+    schema = {
+        "type": "object",
+        "properties": {_FIELD: {"type": "string", "pattern": f"^({pattern})$"}},
+        "required": [_FIELD],
+        "additionalProperties": False,
+    }
+    wanted = {"name": "answer", "strict": True, "schema": schema}
+    return {"response_format": {"type": "json_schema", "json_schema": wanted}}
+
+
+def unwrapped(text: str, spelling: Spelling | None) -> str:
+    """Return what a constrained reply says, without the JSON object around it; a text that is none stays as it is."""
+    if spelling != "response_format":
+        return text
+    try:
+        said = json.loads(text)[_FIELD]
+    except (ValueError, TypeError, KeyError):
+        return text
+    return said if isinstance(said, str) else text
+
+
+def opening(spelling: Spelling | None, spoken: str) -> str:
+    """Return the regular expression of what stands before a constrained reply that begins with some words."""
+    before = rf'\s*\{{\s*"{_FIELD}"\s*:\s*"' if spelling == "response_format" else ""
+    return before + re.escape(spoken)
 
 
 def chat_body(
@@ -66,14 +105,15 @@ def chat_body(
     body: dict[str, Any] = {
         "model": model,
         "messages": messages,
-        "max_tokens": request.max_tokens,
+        dialect.limit: request.max_tokens,
         "temperature": request.temperature,
-        "n": request.n,
     }
+    if request.n > 1:
+        body["n"] = request.n
     if request.prefill and dialect.prefill:
         messages.append({"role": "assistant", "content": request.prefill})
         body |= {"continue_final_message": True, "add_generation_prompt": False}
-    if request.seed is not None:
+    if request.seed is not None and dialect.seed:
         body["seed"] = request.seed
     if constraint is not None and dialect.spelling is not None:
         body |= constrained(dialect.spelling, constraint)
@@ -96,11 +136,11 @@ def read_reply(payload: Mapping[str, Any], request_id: str) -> Reply:
     if not isinstance(choices, list) or not choices:
         raise _not_a_completion(payload, request_id)
     texts, thoughts, ends = [], [], []
-    for choice in choices:
+    for choice in _in_order(choices):
         message = choice.get("message") if isinstance(choice, dict) else None
         if not isinstance(message, dict):
             raise _not_a_completion(payload, request_id)
-        text = _text(message.get("content"))
+        text = _text(message.get("content") or message.get("refusal"))
         thought = _text(message.get("reasoning") or message.get("reasoning_content"))
         if text is None or thought is None:
             raise _not_a_completion(payload, request_id)
@@ -115,22 +155,30 @@ def read_reply(payload: Mapping[str, Any], request_id: str) -> Reply:
         texts=tuple(texts),
         thinking=tuple(thoughts) if any(thoughts) else (),
         finish=tuple(ends),
-        prompt_tokens=_count(usage.get("prompt_tokens")),
-        completion_tokens=_count(usage.get("completion_tokens")),
+        prompt_tokens=token_count(usage.get("prompt_tokens")),
+        completion_tokens=token_count(usage.get("completion_tokens")),
     )
 
 
-def token_alternatives(payload: Mapping[str, Any], skip: str = "") -> dict[str, float] | None:
-    """Return the alternatives of the first token after ``skip``, with their log-probabilities.
+def _in_order(choices: list[Any]) -> list[Any]:
+    """Choices by their own numbers, where they have any."""
+    numbered = all(isinstance(choice, dict) and isinstance(choice.get("index"), int) for choice in choices)
+    return sorted(choices, key=lambda choice: choice["index"]) if numbered else choices
 
-    None where the reply holds none, does not begin with ``skip``, or has no token that starts right after it.
+
+def token_alternatives(payload: Mapping[str, Any], skip: str = "") -> dict[str, float] | None:
+    """Return the alternatives of the first token after ``skip``, a regular expression, with their log-probabilities.
+
+    None where the reply holds none, does not begin with ``skip``, or has no token that starts right after it. Of two
+    tokens with one spelling the more probable counts.
     """
     try:
         tokens = payload["choices"][0]["logprobs"]["content"]
         passed = ""
         for token in tokens:
-            if passed == skip:
-                return {str(item["token"]): float(item["logprob"]) for item in token["top_logprobs"]} or None
+            if re.fullmatch(skip, passed):
+                listed = sorted(token["top_logprobs"], key=lambda item: float(item["logprob"]))
+                return {str(item["token"]): float(item["logprob"]) for item in listed} or None
             passed += str(token["token"])
     except (KeyError, IndexError, TypeError, ValueError):
         return None
@@ -147,21 +195,35 @@ class TokenScores:
     """Their sum before."""
     missing: tuple[str, ...]
     """Those that the server did not show; they count as 0."""
-    finite: bool
+    odd: str | None
+    """What keeps the server's log-probabilities from being those of a distribution, in words."""
+
+    @property
+    def finite(self) -> bool:
+        """Whether they can be used."""
+        return self.odd is None
+
+
+_WHOLE = 1.01
+"""The most that probabilities sum to, with what rounding adds."""
 
 
 def score_probabilities(alternatives: Mapping[str, float], tokens: Sequence[str]) -> TokenScores:
-    """Return P(token) for each score token among a position's alternatives."""
+    """Return P(token) for each score token among a position's alternatives; none of it where they sum to over 1."""
     raw = {token: alternatives.get(token, -math.inf) for token in tokens}
-    finite = not any(math.isnan(value) or value == math.inf for value in alternatives.values())
+    odd = None
+    if any(math.isnan(value) or value == math.inf for value in alternatives.values()):
+        odd = NOT_FINITE_FLAG
+    elif sum(math.exp(min(value, 1.0)) for value in alternatives.values()) > _WHOLE:
+        odd = "log-probabilities of more than 1 in all"
     weights = {token: math.exp(min(value, 0.0)) if value == value else math.nan for token, value in raw.items()}
     mass = sum(weights.values())
-    usable = finite and mass > 0
+    usable = odd is None and mass > 0
     return TokenScores(
         probabilities={token: weight / mass if usable else math.nan for token, weight in weights.items()},
-        mass=mass if finite else math.nan,
+        mass=mass if odd is None else math.nan,
         missing=tuple(token for token in tokens if token not in alternatives),
-        finite=finite,
+        odd=odd,
     )
 
 
@@ -175,8 +237,9 @@ def _text(content: object) -> str | None:
     return None
 
 
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and value >= 0 else 0
+def token_count(value: object) -> int:
+    """Return a number of tokens; 0 where it is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
 
 
 def _not_a_completion(payload: Mapping[str, Any], request_id: str) -> EngineError:

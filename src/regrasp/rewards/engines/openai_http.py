@@ -13,19 +13,22 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from regrasp.core.errors import ConfigError
-from regrasp.rewards.engine import Capabilities, MissingCapability, Reply, Request, VideoInput
+from regrasp.rewards.engine import Capabilities, MissingCapability, Reply, Request, Usage, VideoInput
 from regrasp.rewards.engines.frames import as_image_parts, as_video_parts
 from regrasp.rewards.engines.openai_chat import (
-    NOT_FINITE_FLAG,
+    CUT_OFF_FLAG,
+    JSON_TOKENS,
     Dialect,
     TokenScores,
     chat_body,
+    opening,
     read_reply,
     score_probabilities,
     token_alternatives,
+    unwrapped,
 )
 from regrasp.rewards.engines.openai_probe import Prober, find_model
-from regrasp.rewards.engines.openai_transport import Retries, Transport, Usage
+from regrasp.rewards.engines.openai_transport import Retries, Transport
 
 if TYPE_CHECKING:
     import httpx
@@ -41,6 +44,8 @@ class OpenAIConfig:
     """Up to and including ``/v1``."""
     timeout_s: float = 600.0
     """The longest wait for one answer."""
+    concurrency: int = 64
+    """The most requests under way at once, also where several are needed for one question."""
     retries: Retries = field(default_factory=Retries)
     """When to give up."""
     frames_as: Literal["auto", "images"] = "auto"
@@ -52,13 +57,11 @@ class OpenAIConfig:
         """Refuse settings out of range."""
         if not self.model:
             raise ConfigError("A judge needs a model: give --model, or set REGRASP_JUDGE_MODEL.")
-        address = urlsplit(self.base_url)
-        if address.scheme not in ("http", "https") or not address.hostname:
-            raise ConfigError("A judge's address begins with http:// or https://, up to and including /v1.")
+        _check_address(self.base_url)
         if not 1 <= self.jpeg_quality <= 95:
             raise ConfigError(f"A JPEG quality lies in 1 to 95; {self.jpeg_quality} was given.")
-        if self.retries.attempts < 1 or self.timeout_s <= 0:
-            raise ConfigError("A judge needs at least one attempt, and a time limit above 0 s.")
+        if min(self.retries.attempts, self.concurrency) < 1 or self.timeout_s <= 0:
+            raise ConfigError("A judge needs at least one attempt, one request at a time, and a time limit above 0 s.")
 
 
 class OpenAIEngine:
@@ -70,13 +73,15 @@ class OpenAIEngine:
         self.model = config.model
         self.version = "unknown server"
         self._config = config
-        self._transport = Transport(config.base_url, config.timeout_s, config.retries, client)
+        self._transport = Transport(
+            config.base_url, config.timeout_s, config.retries, concurrency=config.concurrency, client=client
+        )
         self._dialect: Dialect | None = None
         self._probing = asyncio.Lock()
 
     @property
     def usage(self) -> Usage:
-        """Requests, retries and tokens so far, the probe's included."""
+        """Requests, retries and tokens so far."""
         return self._transport.usage
 
     async def probe(self) -> Capabilities:
@@ -100,12 +105,19 @@ class OpenAIEngine:
             MissingCapability: The request needs what the server does not do.
             EngineError: The server did not answer or refused, after all attempts that made sense.
         """
-        dialect = await self._known()
+        dialect = _dialect_for(request, await self._known())
         self._check(request, dialect)
-        parts = await asyncio.to_thread(self._parts, request.videos, dialect)
+        parts = request.ready
+        if not isinstance(parts, list):
+            parts = await asyncio.to_thread(self._parts, request.videos, dialect)
         if request.score_tokens:
             return await self._score(request, parts, dialect)
         return await self._draw(request, parts, dialect)
+
+    async def prepare(self, request: Request) -> Request:
+        """Encode a request's frames, so that its turn is not spent on it."""
+        dialect = _dialect_for(request, await self._known())
+        return replace(request, ready=await asyncio.to_thread(self._parts, request.videos, dialect))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -114,14 +126,14 @@ class OpenAIEngine:
     async def _known(self) -> Dialect:
         async with self._probing:
             if self._dialect is None:
-                context, owner = await find_model(self._transport, self.model)
+                owner = await find_model(self._transport, self.model)
                 prober = Prober(
                     self._transport,
                     self.model,
                     frames_as=self._config.frames_as,
                     jpeg_quality=self._config.jpeg_quality,
                 )
-                self._dialect = await prober.dialect(context)
+                self._dialect = await prober.dialect()
                 self.version = await self._server_version(owner)
         return self._dialect
 
@@ -164,9 +176,12 @@ class OpenAIEngine:
         body = chat_body(self.model, request, parts, dialect, constraint=constraint, logprobs=logprobs)
         payload = await self._transport.post("chat/completions", body, request.id)
         reply = read_reply(payload, request.id)
-        self.usage.prompt_tokens += reply.prompt_tokens
-        self.usage.completion_tokens += reply.completion_tokens
-        return payload, reply
+        if constraint is not None:
+            reply = replace(reply, texts=tuple(unwrapped(text, dialect.spelling) for text in reply.texts))
+        flags = [CUT_OFF_FLAG] if "length" in reply.finish and not logprobs else []
+        if len(reply.texts) != request.n:
+            flags.append(f"{len(reply.texts)} replies came where {request.n} were asked for")
+        return payload, replace(reply, flags=tuple(flags))
 
     async def _draw(self, request: Request, parts: list[dict], dialect: Dialect) -> Reply:
         """All replies of a request: in one call, or in one each where the server gives but one."""
@@ -178,8 +193,9 @@ class OpenAIEngine:
                 replace(request, n=1, seed=None if request.seed is None else request.seed + number)
                 for number in range(request.n)
             ]
-            sent = [self._send(single, parts, dialect, constraint=constraint) for single in singles]
-            reply = _joined([reply for _, reply in await asyncio.gather(*sent)])
+            async with asyncio.TaskGroup() as group:
+                sent = [group.create_task(self._send(one, parts, dialect, constraint=constraint)) for one in singles]
+            reply = _joined([task.result()[1] for task in sent])
         return replace(reply, texts=tuple(text.removeprefix(spoken) for text in reply.texts))
 
     async def _score(self, request: Request, parts: list[dict], dialect: Dialect) -> Reply:
@@ -193,13 +209,13 @@ class OpenAIEngine:
         free_scores, reply = None, None
         if dialect.prefill or not request.prefill:
             payload, reply = await self._send(request, parts, dialect, constraint=None, logprobs=True)
-            free_scores = self._scores(payload, tokens, "")
+            free_scores = _scores(payload, tokens, "")
             whole = free_scores is not None and (not free_scores.finite or not free_scores.missing)
             if request.constraint is None or (whole and _is_choice(request, tokens)):
                 return _scored(reply, free_scores, free_scores, request)
         asked, constraint, spoken = _spoken_prefill(request, dialect)
         payload, forced = await self._send(asked, parts, dialect, constraint=constraint, logprobs=True)
-        scores = self._scores(payload, tokens, spoken)
+        scores = _scores(payload, tokens, opening(dialect.spelling if constraint is not None else None, spoken))
         forced = replace(forced, texts=tuple(text.removeprefix(spoken) for text in forced.texts))
         if reply is not None:
             forced = replace(
@@ -209,9 +225,35 @@ class OpenAIEngine:
             )
         return _scored(forced, scores, free_scores, request, forced=True)
 
-    def _scores(self, payload: dict[str, Any], tokens: Sequence[str], spoken: str) -> TokenScores | None:
-        alternatives = token_alternatives(payload, spoken)
-        return None if alternatives is None else score_probabilities(alternatives, tokens)
+
+def _check_address(text: str) -> None:
+    """Refuse what is no server's address, without repeating it: it may hold a password."""
+    path = ""
+    try:
+        address = urlsplit(text)
+        path = address.path.rstrip("/")
+        usable = address.scheme in ("http", "https") and bool(address.hostname) and address.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ConfigError(
+            "--base-url is a server's address such as http://localhost:8000/v1: http:// or https://, a name, a port"
+            " where it is not the usual one, and the path up to and including /v1."
+        )
+    if path.endswith("/completions"):
+        raise ConfigError("--base-url ends with /v1. Mend: leave out what follows it.")
+
+
+def _dialect_for(request: Request, dialect: Dialect) -> Dialect:
+    """Several videos go as images where the server takes but one list of frames."""
+    if len(request.videos) > 1 and dialect.video_frames and not dialect.several_frames:
+        return replace(dialect, video_frames=False)
+    return dialect
+
+
+def _scores(payload: dict[str, Any], tokens: Sequence[str], before: str) -> TokenScores | None:
+    alternatives = token_alternatives(payload, before)
+    return None if alternatives is None else score_probabilities(alternatives, tokens)
 
 
 def _is_choice(request: Request, tokens: Sequence[str]) -> bool:
@@ -227,8 +269,9 @@ def _scored(
     if scores is None:
         return replace(reply, flags=(*reply.flags, "no log-probabilities at the score's position"))
     flags = list(reply.flags)
-    if not scores.finite or (free is not None and not free.finite):
-        flags.append(NOT_FINITE_FLAG)
+    odd = scores.odd or (None if free is None else free.odd)
+    if odd is not None:
+        flags.append(odd)
     elif scores.missing:
         flags.append(f"not among the server's alternatives: {', '.join(scores.missing)}")
     texts = reply.texts
@@ -244,7 +287,11 @@ def _spoken_prefill(request: Request, dialect: Dialect) -> tuple[Request, str | 
     Returns:
         The request to send, its constraint, and the words that the reply begins with.
     """
-    if not request.prefill or dialect.prefill:
+    says_more = request.constraint is not None or bool(request.prefill and not dialect.prefill)
+    in_json = dialect.spelling == "response_format" and says_more
+    if in_json:
+        request = replace(request, max_tokens=request.max_tokens + JSON_TOKENS)
+    if not request.prefill or (dialect.prefill and not in_json):
         return request, request.constraint, ""
     literal = re.sub(r"([][\\^$.|?*+(){}])", r"\\\1", request.prefill)
     rest = request.constraint if request.constraint is not None else r"[\s\S]*"

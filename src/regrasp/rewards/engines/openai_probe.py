@@ -6,14 +6,16 @@ counts as not having it.
 
 import re
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from regrasp.core.errors import nearest
-from regrasp.rewards.engine import EngineUnavailable, Request, VideoInput
+from regrasp.rewards.engine import EngineError, EngineUnavailable, Request, VideoInput
 from regrasp.rewards.engines.frames import as_image_parts, as_video_parts, expected_stamps
 from regrasp.rewards.engines.openai_chat import (
+    JSON_TOKENS,
     SPELLINGS,
     Dialect,
     Spelling,
@@ -21,8 +23,12 @@ from regrasp.rewards.engines.openai_chat import (
     constrained,
     read_reply,
     token_alternatives,
+    unwrapped,
 )
 from regrasp.rewards.engines.openai_transport import PROBE, Transport
+
+if TYPE_CHECKING:
+    import httpx
 
 UNLIKELY = r"zq[0-7]{3}xv"
 """No model says this on its own."""
@@ -31,30 +37,42 @@ LOGPROB_COUNTS = (20, 5)
 """vLLM's and OpenAI's limit, and that of some hosts."""
 
 
-async def find_model(transport: Transport, model: str) -> tuple[int | None, str | None]:
+async def find_model(transport: Transport, model: str) -> str | None:
     """Make sure that a server is there and knows the model.
 
+    A folder here need not be listed: ``transformers serve`` takes any, and lists the hub's models alone.
+
     Returns:
-        The model's context in tokens, and the server's software, each where it is said.
+        The server's software, where it is said.
 
     Raises:
-        EngineUnavailable: Nothing answers, the key is refused, or the model is not listed.
+        EngineUnavailable: Nothing answers, the key is refused, the model is not listed, or the address lacks /v1.
     """
     response = await transport.get("models")
     if response.status_code in (401, 403):
         raise transport.refusal(response, model, PROBE)
-    try:
-        listed = {str(entry["id"]): entry for entry in response.json()["data"]}
-    except (ValueError, KeyError, TypeError):
-        return None, response.headers.get("server")  # it lists nothing; the first request will tell
-    if listed and model not in listed:
+    listed = _listed(response)
+    if listed is None:
+        if response.status_code == 404 and _listed(await transport.get("v1/models")) is not None:
+            raise EngineUnavailable(
+                f"The server at {transport.shown_url} answers under {transport.shown_url}/v1. Give --base-url that."
+            )
+        return response.headers.get("server")  # it lists nothing; the first request will tell
+    if listed and model not in listed and not Path(model).is_dir():
         raise EngineUnavailable(
             f"The server at {transport.shown_url} has no model {model!r}; it has {', '.join(sorted(listed)[:8])}."
             f"{nearest(model, listed)} Give --model or REGRASP_JUDGE_MODEL one of these names."
         )
-    context = listed.get(model, {}).get("max_model_len")
     owner = listed.get(model, {}).get("owned_by")
-    return context if isinstance(context, int) else None, owner if isinstance(owner, str) else None
+    return owner if isinstance(owner, str) else response.headers.get("server")
+
+
+def _listed(response: "httpx.Response") -> dict[str, dict[str, Any]] | None:
+    """The models of a server's list, by name; None where this is no such list."""
+    try:
+        return {str(entry["id"]): dict(entry) for entry in response.json()["data"]}
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 class Prober:
@@ -66,10 +84,13 @@ class Prober:
         self._frames_as = frames_as
         self._quality = jpeg_quality
 
-    async def dialect(self, context: int | None) -> Dialect:
-        """Return all that was found; an ``EngineUnavailable`` where not even a plain question is answered."""
-        await self._plain()
-        dialect = Dialect(context=context, template_kwargs=await self._accepts(enable_thinking=False))
+    async def dialect(self) -> Dialect:
+        """Return all that was found; an ``EngineError`` where not even a plain question is answered."""
+        dialect = await self._plain()
+        dialect = replace(dialect, seed=await self._ask(dialect, seed=1) is not None)
+        # not refused is enough: templates that know no thinking ignore it
+        thoughtless = await self._ask(dialect, chat_template_kwargs={"enable_thinking": False})
+        dialect = replace(dialect, template_kwargs=thoughtless is not None)
         dialect = replace(dialect, spelling=await self._spelling(dialect))
         dialect = replace(
             dialect,
@@ -79,8 +100,10 @@ class Prober:
             reasoning=await self._reasoning(dialect),
         )
         if self._frames_as != "images" and await self._video_frames(dialect):
-            return replace(dialect, video_frames=True, several=await self._several(replace(dialect, video_frames=True)))
-        return replace(dialect, several=await self._several(dialect))
+            dialect = replace(dialect, video_frames=True)
+            dialect = replace(dialect, several_frames=await self._several(dialect))
+        several = dialect.several_frames or await self._several(replace(dialect, video_frames=False))
+        return replace(dialect, several=several)
 
     async def _ask(self, dialect: Dialect, request: Request = QUESTION, **fields: object) -> dict[str, Any] | None:
         """One attempt; None for anything but a JSON object with status 200."""
@@ -95,19 +118,28 @@ class Prober:
             return None
         return payload if isinstance(payload, dict) else None
 
-    async def _plain(self) -> None:
-        body = chat_body(self._model, QUESTION, (), Dialect(), constraint=None, logprobs=False)
-        read_reply(await self._transport.post("chat/completions", body, PROBE), PROBE)
-
-    async def _accepts(self, *, enable_thinking: bool) -> bool:
-        """Whether arguments for the chat template are at least not refused; templates without thinking ignore them."""
-        return await self._ask(Dialect(), chat_template_kwargs={"enable_thinking": enable_thinking}) is not None
+    async def _plain(self) -> Dialect:
+        """A plain question, with the newer name of the limit where the server asks for it."""
+        newer = Dialect(limit="max_completion_tokens")
+        for dialect in (Dialect(), newer):
+            body = chat_body(self._model, QUESTION, (), dialect, constraint=None, logprobs=False)
+            try:
+                read_reply(await self._transport.post("chat/completions", body, PROBE), PROBE)
+            except EngineError as error:
+                if dialect is newer or newer.limit not in str(error):
+                    raise
+            else:
+                return dialect
+        raise AssertionError
 
     async def _spelling(self, dialect: Dialect) -> Spelling | None:
         for spelling in SPELLINGS:
-            payload = await self._ask(dialect, **constrained(spelling, UNLIKELY))
-            if payload is not None and re.fullmatch(UNLIKELY, read_reply(payload, PROBE).texts[0]):
-                return spelling
+            longer = replace(QUESTION, max_tokens=QUESTION.max_tokens + JSON_TOKENS)
+            payload = await self._ask(dialect, longer, **constrained(spelling, UNLIKELY))
+            if payload is not None:
+                text = unwrapped(read_reply(payload, PROBE).texts[0], spelling)
+                if re.fullmatch(UNLIKELY, text):
+                    return spelling
         return None
 
     async def _top_logprobs(self, dialect: Dialect) -> int:
@@ -142,7 +174,8 @@ class Prober:
         if payload is None:
             return False
         reply = read_reply(payload, PROBE)
-        return bool(reply.thinking) and (not fields or re.fullmatch(UNLIKELY, reply.texts[0]) is not None)
+        text = unwrapped(reply.texts[0], dialect.spelling)
+        return bool(reply.thinking) and (not fields or re.fullmatch(UNLIKELY, text) is not None)
 
     async def _video_frames(self, dialect: Dialect) -> bool:
         """Whether frames from ten seconds on reach the model with these times: the prompt that it saw is read."""
