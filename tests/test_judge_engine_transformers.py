@@ -16,6 +16,7 @@ from regrasp.rewards.engine import EngineError, EngineUnavailable, Reply, Reques
 from regrasp.rewards.engines import build_engine
 from regrasp.rewards.engines.constrained import Pattern, Vocabulary, Writer
 from regrasp.rewards.engines.transformers_engine import LoadedModel, TransformersConfig, TransformersEngine
+from tests.judge_engine_contract import keeps_the_contract
 from tests.tiny_judge import PLAIN_TEMPLATE, build_tokenizer, write_tiny_judge
 
 DENSE = r"[123]{32}(\n[0-9.]{1,5}-[0-9.]{1,5}: [^\n]{1,20}){0,2}"
@@ -244,3 +245,8 @@ def test_characters_of_several_bytes_are_written_whole(vocabulary: Vocabulary):
     while not writer.finish:
         writer.write(torch.zeros(len(build_tokenizer(PLAIN_TEMPLATE))))
     assert re.fullmatch(r".{1,4}\n", writer.text)
+
+
+def test_it_keeps_what_every_engine_keeps_to(folder: Path):
+    able = asyncio.run(keeps_the_contract(TransformersEngine(TransformersConfig(model=str(folder), device="cpu"))))
+    assert able.constraint

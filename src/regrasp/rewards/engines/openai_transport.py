@@ -86,7 +86,7 @@ class _Patience:
 class _Credentials:
     """What a server is shown of who asks."""
 
-    header: str | None
+    header: str | None = field(repr=False)
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
 
