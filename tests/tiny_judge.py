@@ -4,6 +4,7 @@ Its sizes follow what transformers and the architecture ask for: the rotary sect
 tower's output is as wide as the text, and the tokenizer is Qwen's kind (bytes, every digit alone).
 """
 
+import copy
 from functools import cache
 from pathlib import Path
 
@@ -139,9 +140,20 @@ def _parts(template: str) -> tuple[Qwen3VLForConditionalGeneration, Qwen3VLProce
     return build_model(tokenizer), processor
 
 
-def write_tiny_judge(folder: Path, *, thinking: bool = False) -> Path:
-    """Write the model and its processor as a hub's folder holds them, and return the folder."""
+def write_tiny_judge(folder: Path, *, thinking: bool = False, gain: float = 1.0) -> Path:
+    """Write the model and its processor as a hub's folder holds them, and return the folder.
+
+    Args:
+        folder: Where to.
+        thinking: Whether its template knows of thinking.
+        gain: Multiplies every matrix. Weights as small as those of a large model (1) let a narrow one learn nothing for
+            long; at 4 they fit its width.
+    """
     model, processor = _parts(THINKING_TEMPLATE if thinking else PLAIN_TEMPLATE)
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(gain if weight.ndim > 1 else 1.0)
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     return folder
