@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, runtime_checkable
 
 from regrasp.core.provenance import digest
-from regrasp.rewards.engine import JudgeEngine, Reply, Request
+from regrasp.rewards.engine import JudgeEngine, Metered, Preparing, Reply, Request, Usage
 from regrasp.rewards.jobs import Job
 from regrasp.rewards.judging import Exchange, Judged, Signal
 from regrasp.rewards.profiles import Profile
@@ -110,6 +110,11 @@ class LocalBench:
         if self._desk is not None:
             self._desk.closed = True
 
+    @property
+    def usage(self) -> Usage | None:
+        """What the engine asked of a server so far, its probes and lost answers included."""
+        return self._engine.usage if isinstance(self._engine, Metered) else None
+
     async def idle_s(self, wall_s: float) -> float:
         """Return how long of ``wall_s`` the engine had no call."""
         return wall_s if self._desk is None else max(0.0, wall_s - self._desk.busy_s)
@@ -182,6 +187,8 @@ class _Desk:
     async def ask(self, build: Callable[[], Request], *after: Callable[[Request, Reply], Request]) -> list[Exchange]:
         async with self._held:
             request = await self.prepare(build)
+            if isinstance(self.engine, Preparing):
+                request = await self.engine.prepare(request)
             exchanges = [await self._answer(request)]
             for follow in after:
                 request = follow(request, exchanges[-1].reply)

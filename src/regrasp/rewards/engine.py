@@ -141,11 +141,11 @@ class Usage:
 
 @runtime_checkable
 class Metered(Protocol):
-    """An engine that counts what it asks of others."""
+    """Counts what is asked of a server: an engine, or whoever has one."""
 
     @property
-    def usage(self) -> Usage:
-        """All of it so far."""
+    def usage(self) -> Usage | None:
+        """All of it so far; None where nobody counts."""
         ...
 
 

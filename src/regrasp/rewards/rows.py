@@ -23,13 +23,19 @@ def key_of(row: dict[str, Any]) -> Key:
 class RowFile:
     """Rows that are appended as they come, and survive a kill at any time.
 
-    A line that a killed process left half written is dropped. Only one process writes a file at a time.
+    A line that a killed process left half written is dropped. Only one process writes a file at a time. A file
+    without rows is taken away again, with the folders that were made for it.
+
+    Args:
+        path: The file; it is opened as a context manager, and made if it is missing.
+        replace: The rows that it holds count for nothing, and go when the first new one comes.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Name the file; it is opened as a context manager, and made if it is missing."""
+    def __init__(self, path: Path, *, replace: bool = False) -> None:
         self.path = path
         self.done: set[Key] = set()
+        self._replace = replace
+        self._made: list[Path] = []
         self._handle: BinaryIO | None = None
 
     def __enter__(self) -> Self:
@@ -40,6 +46,7 @@ class RowFile:
             ConfigError: It holds something else than such rows.
         """
         try:
+            self._made = [folder for folder in self.path.parents if not folder.exists()]
             self.path.parent.mkdir(parents=True, exist_ok=True)
             handle = self.path.open("a+b")
         except OSError as error:
@@ -55,7 +62,8 @@ class RowFile:
             pass  # a file system without locks
         try:
             _drop_torn_line(handle)
-            self.done = {key_of(row) for row in read_rows(self.path)}
+            rows = {key_of(row) for row in read_rows(self.path)}
+            self.done = set() if self._replace else rows
         except BaseException:
             handle.close()
             raise
@@ -72,12 +80,17 @@ class RowFile:
         if not self.path.stat().st_size:
             with contextlib.suppress(OSError):
                 self.path.unlink()
+                for folder in self._made:
+                    folder.rmdir()
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a row; it is on disk when this returns."""
         assert self._handle is not None
         line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
         try:
+            if self._replace:
+                self._handle.truncate(0)
+                self._replace = False
             self._handle.write(line.encode())
             self._handle.flush()
             os.fsync(self._handle.fileno())

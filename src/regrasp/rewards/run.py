@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from regrasp.core.errors import RegraspError, StorageError
 from regrasp.rewards.bench import Bench, LocalBench, Row, first_error
-from regrasp.rewards.engine import EngineError, EngineUnavailable, JudgeEngine, RequestTooLong
+from regrasp.rewards.engine import EngineError, EngineUnavailable, JudgeEngine, Metered, RequestTooLong, Usage
 from regrasp.rewards.jobs import Job
 from regrasp.rewards.judging import Signal
 from regrasp.rewards.profiles import Profile
@@ -31,6 +31,7 @@ class RunReport:
         completion_tokens: Tokens written by it.
         wall_s: How long it took.
         idle_s: How long of it no call was with the engine.
+        usage: All that was asked of a server, its probes and lost answers included, where that is counted.
     """
 
     judged: int = 0
@@ -42,6 +43,7 @@ class RunReport:
     completion_tokens: int = 0
     wall_s: float = 0.0
     idle_s: float = 0.0
+    usage: Usage | None = None
 
 
 async def judge_all(
@@ -108,6 +110,7 @@ async def _judge_waiting(
         raise first_error(errors) from None
     report.wall_s = time.monotonic() - started
     report.idle_s = await bench.idle_s(report.wall_s)
+    report.usage = bench.usage if isinstance(bench, Metered) else None
 
 
 @dataclass
