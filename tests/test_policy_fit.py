@@ -15,9 +15,9 @@ from regrasp.core.errors import ConfigError, DatasetError, MissingSidecar, Outco
 from regrasp.learn.episode_rows import DatasetRows, EpisodeRef, FrameTable
 from regrasp.learn.image_cache import Images
 from regrasp.learn.policy_data import (
-    ActionRows,
     FrameLabels,
     PolicyFrames,
+    VectorRows,
     action_rows,
     advantage_weights,
     mixture_moments,
@@ -87,7 +87,7 @@ def frames_of(lengths: Sequence[int], chunk: int, folder: Path) -> PolicyFrames:
     mapped = [DatasetRows(folder / "timestamps.npy", folder / "states.npy")]
     labels = [FrameLabels(indicator=np.sign(rows - 3).astype(np.float32), weight=rows)]
     images = Images([], mapped, (), (1, 1), folder / "images")
-    return PolicyFrames(table, mapped, [ActionRows(folder / "actions.npy")], labels, images, chunk)
+    return PolicyFrames(table, mapped, [VectorRows(folder / "actions.npy")], labels, images, chunk)
 
 
 def test_a_chunk_is_the_next_actions_and_what_lies_after_the_episode_is_padding(tmp_path: Path):
@@ -140,7 +140,7 @@ def test_actions_are_those_of_the_dataset(data: dict[str, tuple[Path, ...]], tmp
     (dataset,) = open_datasets(Selection(rollouts=data["rollouts"]))
     expected = np.concatenate([dataset.stream(["action"]).take(sum(LENGTHS))["action"]])
     for _ in range(2):  # copied, then mapped again
-        assert np.array_equal(action_rows(dataset, tmp_path / "rows").actions, expected.astype(np.float32))
+        assert np.array_equal(action_rows(dataset, tmp_path / "rows").values, expected.astype(np.float32))
 
 
 # --- the stage

@@ -161,6 +161,13 @@ def test_a_dataset_with_a_camera_opens_in_stock_lerobot(tmp_path: Path):
     assert len(pq.read_table(path / "meta/attempts.parquet")) == 2
 
 
+def test_cameras_that_the_encoder_cannot_take_are_refused_before_anything_is_recorded(tmp_path: Path):
+    spec = replace(SPEC, cameras=(CameraSpec(name="front", height=24, width=64),))
+    with pytest.raises(ConfigError, match=r"'front' of test is 24 x 64 pixels.*at least 32 a side"):
+        Recording(tmp_path / "a", replace(HEADER, environment=spec))
+    assert not list(tmp_path.iterdir())
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

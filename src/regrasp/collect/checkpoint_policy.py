@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import regrasp.models.flow_policy  # noqa: F401 - registers the reference policy with LeRobot
-from regrasp.collect.environment import IMAGES, STATE, CameraSpec, EnvironmentSpec, Observation
+from regrasp.collect.environment import IMAGES, CameraSpec, EnvironmentSpec, Observation
 from regrasp.core.errors import CheckpointError, ConfigError, listing
 from regrasp.models.flow_policy import FlowPolicy
 
@@ -60,7 +60,7 @@ def checkpoint_cameras(path: Path) -> tuple[CameraSpec, ...]:
     return tuple(
         CameraSpec(name=key.removeprefix(f"{IMAGES}."), height=feature["shape"][1], width=feature["shape"][2])
         for key, feature in features.items()
-        if key.startswith(f"{IMAGES}.")
+        if feature.get("type") == "VISUAL"
     )
 
 
@@ -106,6 +106,7 @@ class CheckpointPolicy:
         if device == "cpu" and not spec.cameras:
             torch.set_num_threads(1)  # a small network gains nothing from more, and loses much beside busy workers
         self._spec, self._steps = spec, int(getattr(config, "n_action_steps", 1))
+        self._inputs = set(config.input_features)
         self._generators: list[torch.Generator] = []
 
     def reset(self, seeds: Sequence[int]) -> None:
@@ -118,11 +119,11 @@ class CheckpointPolicy:
     @torch.inference_mode()
     def act(self, observations: Observation) -> np.ndarray:
         """Return the next actions of each episode, float32 [B, N, A]; see ``RolloutPolicy``."""
-        batch: dict[str, Any] = {STATE: torch.from_numpy(observations[STATE])}
-        for camera in self._spec.cameras:
-            pixels = torch.from_numpy(observations[camera.key])
-            batch[camera.key] = pixels.permute(0, 3, 1, 2).contiguous().float() / 255.0
-        batch["task"] = [self._spec.task] * len(observations[STATE])
+        batch: dict[str, Any] = {}
+        for key in sorted(self._inputs & observations.keys()):
+            seen = torch.from_numpy(observations[key])
+            batch[key] = seen if seen.ndim == 2 else seen.permute(0, 3, 1, 2).contiguous().float() / 255.0
+        batch["task"] = [self._spec.task] * len(next(iter(observations.values())))
         batch = self._before(batch)
         if isinstance(self._policy, FlowPolicy):
             chunk = self._policy.predict_action_chunk(batch, generator=self._generators)[:, : self._steps]
@@ -151,7 +152,8 @@ def _apply(config: Any, sampling: Sampling, path: Path) -> None:  # noqa: ANN401
 
 def _check_sizes(config: Any, spec: EnvironmentSpec, path: Path) -> None:  # noqa: ANN401
     found = {key: tuple(feature.shape) for key, feature in {**config.input_features, **config.output_features}.items()}
-    given: dict[str, tuple[int, ...]] = {STATE: (spec.state_size,), "action": (spec.action_size,)}
+    given: dict[str, tuple[int, ...]] = {key: (size,) for key, size in spec.vector_sizes.items()}
+    given["action"] = (spec.action_size,)
     given.update({camera.key: (3, camera.height, camera.width) for camera in spec.cameras})
     wrong = [key for key in given if key in found and found[key] != given[key]]
     missing = [key for key in found if key.startswith("observation.") and key not in given and "advantage" not in key]

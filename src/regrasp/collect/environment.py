@@ -12,8 +12,8 @@ STATE = "observation.state"
 IMAGES = "observation.images"
 
 Observation = dict[str, np.ndarray]
-"""One observation, or a batch of them: ``observation.state`` float32 [..., S] and, where cameras are
-rendered, ``observation.images.NAME`` uint8 [..., H, W, 3]."""
+"""One observation, or a batch of them: ``observation.state`` float32 [..., S], other vectors where there are any and,
+where cameras are rendered, ``observation.images.NAME`` uint8 [..., H, W, 3]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,13 +21,14 @@ class CameraSpec:
     """A camera to render: its name in the dataset and its size in pixels."""
 
     name: str
+    """NAME of ``observation.images.NAME``; or a whole key, such as LeRobot's ``observation.image``."""
     height: int = 96
     width: int = 96
 
     @property
     def key(self) -> str:
         """The observation's key, ``observation.images.NAME``."""
-        return f"{IMAGES}.{self.name}"
+        return self.name if self.name.startswith("observation.") else f"{IMAGES}.{self.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,7 @@ class EnvironmentSpec:
     task: str
     """The instruction in words, as it is recorded and given to the policy."""
     state_size: int
+    """Numbers in ``observation.state``; 0 where there is none."""
     action_size: int
     max_episode_steps: int
     """An episode is cut off after this many steps without success."""
@@ -48,6 +50,13 @@ class EnvironmentSpec:
     state_names: tuple[str, ...] = ()
     action_names: tuple[str, ...] = ()
     cameras: tuple[CameraSpec, ...] = field(default=())
+    vectors: tuple[tuple[str, int], ...] = ()
+    """Keys and sizes of what is observed beside the state, such as LeRobot's ``observation.environment_state``."""
+
+    @property
+    def vector_sizes(self) -> dict[str, int]:
+        """The size of every vector that is observed, by its key; the state first."""
+        return ({STATE: self.state_size} if self.state_size else {}) | dict(self.vectors)
 
 
 @dataclass(frozen=True)
@@ -57,11 +66,13 @@ class Step:
     observation: Observation
     reward: float
     success: bool
+    ended: bool = False
+    """The environment ended the episode; without success, it failed."""
 
 
 @runtime_checkable
 class Simulator(Protocol):
-    """One copy of an environment. It never ends an episode by itself: who runs it counts the steps.
+    """One copy of an environment. Who runs it counts the steps, and ends an episode that takes too many.
 
     Two resets with one seed give the same observation, and the same actions after them the same steps.
     """
@@ -98,7 +109,7 @@ class ChunkResult:
     success: np.ndarray
     """bool [B, N]: the task was done after this action, which ends the episode."""
     truncated: np.ndarray
-    """bool [B, N]: the episode was cut off at ``max_episode_steps`` without success."""
+    """bool [B, N]: the episode ended without success: at ``max_episode_steps``, or where the environment gave it up."""
     count: np.ndarray
     """int64 [B]."""
 
@@ -168,14 +179,15 @@ class Slot:
                 result.observations[key][row, number] = value
             result.rewards[row, number] = step.reward
             result.success[row, number] = step.success
-            result.truncated[row, number] = self.steps >= limit and not step.success
+            over = step.ended or self.steps >= limit
+            result.truncated[row, number] = over and not step.success
             result.count[row] += 1
-            self.running = not (step.success or self.steps >= limit)
+            self.running = not (step.success or over)
 
 
 def empty_observations(spec: EnvironmentSpec, *shape: int) -> Observation:
     """Return observations of zeros with the leading dimensions ``shape``."""
-    batch: Observation = {STATE: np.zeros((*shape, spec.state_size), np.float32)}
+    batch: Observation = {key: np.zeros((*shape, size), np.float32) for key, size in spec.vector_sizes.items()}
     for camera in spec.cameras:
         batch[camera.key] = np.zeros((*shape, camera.height, camera.width, 3), np.uint8)
     return batch

@@ -17,8 +17,10 @@ class Family:
 
     spec: Callable[[str, int | None, tuple[CameraSpec, ...]], EnvironmentSpec]
     start: Callable[[EnvironmentSpec], Simulator]
-    tasks: Callable[[], tuple[str, ...]]
-    """The names after the colon; empty for an environment without tasks."""
+    tasks: Callable[[], tuple[str, ...]] | None
+    """The names after the colon; empty for an environment without tasks, None where ``spec`` reads them itself."""
+    watch: Callable[[EnvironmentSpec], CameraSpec]
+    """What a person watches it through."""
 
 
 def _metaworld_spec(task: str, steps: int | None, cameras: tuple[CameraSpec, ...]) -> EnvironmentSpec:
@@ -51,25 +53,51 @@ def _pusht(spec: EnvironmentSpec) -> Simulator:
     return PushT(spec)
 
 
+def _lerobot_spec(text: str, steps: int | None, cameras: tuple[CameraSpec, ...]) -> EnvironmentSpec:
+    from regrasp.collect.lerobot_env import lerobot_spec
+
+    return lerobot_spec(text, max_episode_steps=steps, cameras=cameras)
+
+
+def _lerobot(spec: EnvironmentSpec) -> Simulator:
+    from regrasp.collect.lerobot_env import LeRobotSimulator
+
+    return LeRobotSimulator(spec)
+
+
+def _lerobot_watched(spec: EnvironmentSpec) -> CameraSpec:
+    from regrasp.collect.lerobot_env import watched_camera
+
+    return watched_camera(spec)
+
+
+def _through(name: str) -> Callable[[EnvironmentSpec], CameraSpec]:
+    return lambda _spec: CameraSpec(name=name, height=320, width=320)
+
+
 FAMILIES: dict[str, Family] = {
-    "metaworld": Family(_metaworld_spec, _metaworld, _metaworld_tasks),
-    "pusht": Family(_pusht_spec, _pusht, tuple),
+    "metaworld": Family(_metaworld_spec, _metaworld, _metaworld_tasks, _through("front")),
+    "pusht": Family(_pusht_spec, _pusht, tuple, _through("top")),
+    "lerobot": Family(_lerobot_spec, _lerobot, None, _lerobot_watched),
 }
 
 
 def parse_environment(name: str) -> tuple[str, str]:
-    """Return the family and the task that ``metaworld:pick-place-v3`` or ``pusht`` names.
+    """Return the family and the task that ``metaworld:pick-place-v3``, ``pusht`` or ``lerobot:aloha`` names.
 
     Raises:
-        ConfigError: unknown, with the nearest known name.
+        ConfigError: unknown, with the nearest known name. What follows ``lerobot:`` is checked when it is described.
     """
     family, _, task = name.partition(":")
     if family not in FAMILIES:
         raise ConfigError(
             f"There is no environment {name!r}.{nearest(family, FAMILIES)} Known are 'metaworld:TASK', such as "
-            f"'metaworld:pick-place-v3', and 'pusht'."
+            f"'metaworld:pick-place-v3', 'pusht', and 'lerobot:TYPE' with a type of LeRobot's environments."
         )
-    tasks = FAMILIES[family].tasks()
+    known_tasks = FAMILIES[family].tasks
+    if known_tasks is None:
+        return family, task
+    tasks = known_tasks()
     if not tasks and task:
         raise ConfigError(f"The environment {family!r} has no tasks to choose from; found {name!r}. Write {family!r}.")
     if tasks and task not in tasks:
@@ -96,6 +124,12 @@ def describe_environment(
     """
     family, task = parse_environment(name)
     return FAMILIES[family].spec(task, max_episode_steps, cameras)
+
+
+def watching_camera(spec: EnvironmentSpec) -> CameraSpec:
+    """Return the camera that a person watches an environment through."""
+    family, _ = parse_environment(spec.name)
+    return FAMILIES[family].watch(spec)
 
 
 def start_simulator(spec: EnvironmentSpec) -> Simulator:

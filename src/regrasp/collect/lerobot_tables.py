@@ -37,8 +37,12 @@ def episode_features(spec: EnvironmentSpec) -> dict[str, dict[str, Any]]:
     def flag() -> dict[str, Any]:
         return {"dtype": "bool", "shape": (1,), "names": None}
 
+    vectors = {
+        key: {"dtype": "float32", "shape": (size,), "names": (list(spec.state_names) or None) if key == STATE else None}
+        for key, size in spec.vector_sizes.items()
+    }
     return {
-        STATE: {"dtype": "float32", "shape": (spec.state_size,), "names": list(spec.state_names) or None},
+        **vectors,
         "action": {"dtype": "float32", "shape": (spec.action_size,), "names": list(spec.action_names) or None},
         "next.reward": {"dtype": "float32", "shape": (1,), "names": None},
         "next.done": flag(),
@@ -51,7 +55,7 @@ def episode_columns(episode: EpisodeRecord) -> dict[str, np.ndarray]:
     """Return an episode's values for ``episode_features``: [T] or [T, D]."""
     last = np.arange(episode.steps) == episode.steps - 1
     return {
-        STATE: episode.observations[STATE],
+        **{key: value for key, value in episode.observations.items() if value.ndim == 2},
         "action": episode.actions,
         "next.reward": episode.rewards,
         "next.done": last,

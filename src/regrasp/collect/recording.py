@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from regrasp.collect.environment import EnvironmentSpec
 from regrasp.collect.lerobot_tables import write_tables
-from regrasp.collect.lerobot_videos import write_with_videos
+from regrasp.collect.lerobot_videos import check_cameras, write_with_videos
 from regrasp.collect.rollout import EpisodeRecord
 from regrasp.core.errors import ConfigError, DatasetError
 from regrasp.data.storage import write_bytes_atomic, write_json_atomic
@@ -43,8 +43,11 @@ class RecordingHeader:
     """Whatever else decides the episodes: seed, number of episodes, noise scale, β."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON."""
-        return json.loads(json.dumps(asdict(self)))
+        """Return plain JSON; of an environment that shows no vector beside its state, none is mentioned."""
+        content = json.loads(json.dumps(asdict(self)))
+        if not self.environment.vectors:
+            del content["environment"]["vectors"]
+        return content
 
 
 class Recording:
@@ -54,8 +57,10 @@ class Recording:
         """Begin the recording that becomes the dataset ``path``, or take up what is left of it.
 
         Raises:
-            ConfigError: ``path`` holds something else, or its unfinished recording was begun with other settings.
+            ConfigError: ``path`` holds something else, its unfinished recording was begun with other settings, or a
+                camera is too small to be recorded.
         """
+        check_cameras(header.environment)
         self.path, self.header = Path(path), header
         self._folder = self.path.with_name(self.path.name + ".recording")
         self.complete = self._is_complete()

@@ -6,15 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from regrasp.collect.environment import CameraSpec, Environment, EnvironmentSpec
-from regrasp.collect.environments import start_environment
+from regrasp.collect.environment import Environment, EnvironmentSpec
+from regrasp.collect.environments import start_environment, watching_camera
 from regrasp.collect.rollout import EpisodeRecord
-
-REPLAY_CAMERAS: dict[str, CameraSpec] = {
-    "metaworld": CameraSpec(name="front", height=320, width=320),
-    "pusht": CameraSpec(name="top", height=320, width=320),
-}
-"""What each family of environments is watched through."""
 
 
 class Replayer:
@@ -26,7 +20,7 @@ class Replayer:
         Raises:
             ConfigError: images cannot be drawn on this machine.
         """
-        self._camera = REPLAY_CAMERAS[spec.name.partition(":")[0]]
+        self._camera = watching_camera(spec)
         self._environment: Environment = start_environment(replace(spec, cameras=(self._camera,)), copies=1, workers=1)
 
     def write(self, episode: EpisodeRecord, path: Path) -> None:

@@ -25,22 +25,43 @@ from regrasp.rl.condition import INDICATOR_KEY
 
 ACTION = "action"
 STATE = "observation.state"
+ENVIRONMENT_STATE = "observation.environment_state"
+"""What a simulator knows of its objects, in LeRobot's words."""
 
 
 @dataclass(frozen=True)
-class ActionRows:
-    """A dataset's actions in canonical order, mapped from a file."""
+class VectorRows:
+    """A column of vectors of a dataset, such as its actions, in canonical order, mapped from a file."""
 
     path: Path
 
     @cached_property
-    def actions(self) -> Float32[np.ndarray, "R A"]:
-        """The action of each row."""
+    def values(self) -> Float32[np.ndarray, "R D"]:
+        """The vector of each row."""
         return np.load(self.path, mmap_mode="r")
 
     def __reduce__(self) -> tuple[type, tuple[Path]]:
         """Go to another process as a path, and be mapped there."""
-        return ActionRows, (self.path,)
+        return VectorRows, (self.path,)
+
+
+def _own_column(dataset: data.Dataset, name: str) -> str:
+    """The dataset's own name of a column of the run."""
+    return next((key for key, found in dataset.keys.items() if found == name), name)
+
+
+def has_environment_state(dataset: data.Dataset) -> bool:
+    """Whether a dataset says what its simulator knew of the objects."""
+    return _own_column(dataset, ENVIRONMENT_STATE) in dataset.columns
+
+
+def environment_rows(dataset: data.Dataset, folder: Path) -> VectorRows:
+    """Copy what a dataset's simulator knew of the objects to ``folder``, or map the copy that is there.
+
+    Raises:
+        NonFiniteData: A number is NaN or infinite, with dataset, episode, frame and column.
+    """
+    return _vector_rows(dataset, _own_column(dataset, ENVIRONMENT_STATE), folder, "environment")
 
 
 def action_key(dataset: data.Dataset) -> str:
@@ -49,7 +70,7 @@ def action_key(dataset: data.Dataset) -> str:
     Raises:
         DatasetError: It has none.
     """
-    key = next((key for key, name in dataset.keys.items() if name == ACTION), ACTION)
+    key = _own_column(dataset, ACTION)
     if key not in dataset.columns:
         raise DatasetError(
             f"'{dataset.path}' has no column {key!r}, so no policy can be trained on it; it has: "
@@ -58,33 +79,37 @@ def action_key(dataset: data.Dataset) -> str:
     return key
 
 
-def action_rows(dataset: data.Dataset, folder: Path) -> ActionRows:
+def action_rows(dataset: data.Dataset, folder: Path) -> VectorRows:
     """Copy a dataset's actions to ``folder``, or map the copy that is there.
 
     Raises:
         DatasetError: It has no actions.
         NonFiniteData: One is NaN or infinite, with dataset, episode, frame and column.
     """
-    index, column = dataset.index(), action_key(dataset)
-    path = folder / f"actions_{digest([index.fingerprint, column])[:12]}.npy"
+    return _vector_rows(dataset, action_key(dataset), folder, "actions")
+
+
+def _vector_rows(dataset: data.Dataset, column: str, folder: Path, name: str) -> VectorRows:
+    index = dataset.index()
+    path = folder / f"{name}_{digest([index.fingerprint, column])[:12]}.npy"
     if path.is_file():
-        return ActionRows(path)
+        return VectorRows(path)
     folder.mkdir(parents=True, exist_ok=True)
     stream = dataset.stream([column])
     first = np.asarray(dataset.stream([column]).take(1)[column])
     temporary = path.with_name(f".{path.name}.tmp")
     shape = (index.total, first.reshape(1, -1).shape[1])
-    actions = open_memmap(temporary, mode="w+", dtype=np.float32, shape=shape)
+    rows = open_memmap(temporary, mode="w+", dtype=np.float32, shape=shape)
     row = 0
     for position, length in enumerate(index.length.tolist()):
         values = np.asarray(stream.take(length)[column]).reshape(length, -1).astype(np.float32)
         number = int(index.episode_index[position])
         data.check_finite(values, column, dataset, number, index.frames(position))
-        actions[row : row + length] = values
+        rows[row : row + length] = values
         row += length
-    actions.flush()
+    rows.flush()
     temporary.rename(path)
-    return ActionRows(path)
+    return VectorRows(path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +143,18 @@ class PolicyFrames(Dataset):
         self,
         table: FrameTable,
         rows: Sequence[DatasetRows],
-        actions: Sequence[ActionRows],
+        actions: Sequence[VectorRows],
         labels: Sequence[FrameLabels],
         images: Images,
         chunk_size: int,
+        environment: Sequence[VectorRows] = (),
     ) -> None:
-        """Join frames with what is known of their datasets' rows; the sequences have one entry per dataset."""
+        """Join frames with what is known of their datasets' rows; the sequences have one entry per dataset.
+
+        ``environment`` may be empty: then the policy is not shown what the simulators knew.
+        """
         self.table, self.rows, self.actions, self.labels = table, rows, actions, labels
+        self.environment = environment
         self.images, self.chunk_size = images, chunk_size
         self._dataset = np.array([episode.dataset for episode in table.episodes], dtype=np.int64)
         self._first = np.array([episode.first_row for episode in table.episodes], dtype=np.int64)
@@ -142,12 +172,15 @@ class PolicyFrames(Dataset):
         at, ahead = self._first[episode] + row, self._first[episode][:, None] + np.minimum(step, last)
         count = len(items)
         states = np.empty((count, self.rows[0].states.shape[1]), dtype=np.float32)
-        chunks = np.empty((count, self.chunk_size, self.actions[0].actions.shape[1]), dtype=np.float32)
+        chunks = np.empty((count, self.chunk_size, self.actions[0].values.shape[1]), dtype=np.float32)
+        objects = np.empty((count, self.environment[0].values.shape[1] if self.environment else 0), dtype=np.float32)
         indicator, weight = np.empty(count, dtype=np.float32), np.empty(count, dtype=np.float32)
         for place in np.unique(self._dataset[episode]).tolist():
             chosen = np.flatnonzero(self._dataset[episode] == place)
             states[chosen] = self.rows[place].states[at[chosen]]
-            chunks[chosen] = self.actions[place].actions[ahead[chosen]]
+            if self.environment:
+                objects[chosen] = self.environment[place].values[at[chosen]]
+            chunks[chosen] = self.actions[place].values[ahead[chosen]]
             indicator[chosen] = self.labels[place].indicator[at[chosen]]
             weight[chosen] = self.labels[place].weight[at[chosen]]
         inputs = {
@@ -155,8 +188,8 @@ class PolicyFrames(Dataset):
             "action_is_pad": torch.from_numpy(step > last),
             INDICATOR_KEY: torch.from_numpy(indicator),
         }
-        if states.shape[1]:
-            inputs[STATE] = torch.from_numpy(states)
+        seen = {STATE: states, ENVIRONMENT_STATE: objects}
+        inputs |= {key: torch.from_numpy(values) for key, values in seen.items() if values.shape[1]}
         return PolicyBatch(inputs=inputs | self._images(episode, row), weight=torch.from_numpy(weight))
 
     def _images(self, episode: Int[np.ndarray, " B"], row: Int[np.ndarray, " B"]) -> dict[str, Tensor]:

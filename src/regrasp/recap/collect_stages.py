@@ -74,8 +74,8 @@ class DemosConfig(RunSettings):
     """Which attempts become demonstrations."""
     cameras: tuple[str, ...] = ()
     """Cameras to record besides the state."""
-    image_size: int = 96
-    """Height and width of their images, in pixels."""
+    image_size: int | None = None
+    """Height and width of their images, in pixels; 96 if not given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +85,15 @@ class RolloutConfig(SampleSettings):
     policy: Annotated[str, tyro.conf.Positional]
     """A checkpoint's folder, or expert:MIX."""
     env: str
-    """The environment, such as metaworld:pick-place-v3."""
+    """The environment, such as metaworld:pick-place-v3, pusht or lerobot:aloha."""
     record: Path
     """The dataset's folder. It must not exist, or hold this very recording."""
     episodes: int = 300
     """Episodes to record."""
+    cameras: tuple[str, ...] = ()
+    """Cameras to record besides those that the policy looks through."""
+    image_size: int | None = None
+    """Height and width of their images, in pixels; 96 if not given. LeRobot's environments have sizes of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +103,7 @@ class EvaluateConfig(SampleSettings):
     policies: Annotated[tuple[str, ...], tyro.conf.Positional]
     """Checkpoints' folders, or expert:MIX. The first is the baseline of the comparisons."""
     env: tuple[str, ...]
-    """The environments, such as metaworld:pick-place-v3."""
+    """The environments, such as metaworld:pick-place-v3, pusht or lerobot:aloha."""
     episodes: int = 200
     """Episodes of each policy in each environment."""
     out: Path | None = None
@@ -125,8 +129,9 @@ def run(config: DemosConfig | RolloutConfig | EvaluateConfig) -> StageResult:
 
 def record_demos(config: DemosConfig) -> StageResult:
     """Record demonstrations until there are as many as asked for."""
-    cameras = tuple(CameraSpec(name=name, height=config.image_size, width=config.image_size) for name in config.cameras)
-    spec = describe_environment(config.env, max_episode_steps=config.max_episode_steps, cameras=cameras)
+    spec = describe_environment(
+        config.env, max_episode_steps=config.max_episode_steps, cameras=_recorded_cameras(config)
+    )
     mix = find_mix(config.mix)
     policy = ExpertPolicy(spec, mix)
     header = RecordingHeader(
@@ -166,7 +171,11 @@ def record_demos(config: DemosConfig) -> StageResult:
 
 def record_rollouts(config: RolloutConfig) -> StageResult:
     """Record a policy's episodes, with outcomes."""
-    spec = describe_environment(config.env, max_episode_steps=config.max_episode_steps, cameras=_cameras(config.policy))
+    seen = _cameras(config.policy)
+    cameras = seen + tuple(
+        camera for camera in _recorded_cameras(config) if camera.key not in {one.key for one in seen}
+    )
+    spec = describe_environment(config.env, max_episode_steps=config.max_episode_steps, cameras=cameras)
     sampling = {name: getattr(config, name) for name in ("noise_scale", "guidance_scale", "condition")}
     header = RecordingHeader(
         environment=spec,
@@ -272,6 +281,18 @@ def load_policy(name: str, spec: EnvironmentSpec, settings: SampleSettings) -> R
         noise_scale=settings.noise_scale, guidance_scale=settings.guidance_scale, condition=settings.condition
     )
     return CheckpointPolicy(Path(name), spec, sampling=sampling, device=settings.device)
+
+
+def _recorded_cameras(config: DemosConfig | RolloutConfig) -> tuple[CameraSpec, ...]:
+    """The cameras that are recorded because the user wants them."""
+    size = config.image_size
+    if size is not None and (size < 1 or not config.cameras or config.env.startswith("lerobot:")):
+        raise ConfigError(
+            f"--image-size {size} is the size, at least 1, of the --cameras that Regrasp draws; found cameras "
+            f"{', '.join(config.cameras) or 'none'} of {config.env}. Mend: name cameras; those of a LeRobot "
+            f"environment have the size that its own settings give them."
+        )
+    return tuple(CameraSpec(name=name, height=size or 96, width=size or 96) for name in config.cameras)
 
 
 def _cameras(policy: str) -> tuple[CameraSpec, ...]:

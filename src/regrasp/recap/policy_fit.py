@@ -139,7 +139,7 @@ def run(config: PolicyFitConfig) -> StageResult:
             result = _train(config, prepared, training)
         held_out = prepared.objective.evaluate(prepared.policy)
         written = save_policy(config, prepared, settings, held_out)
-    lines = report_lines(config, found, cameras, held_out, result.resumed_from)
+    lines = report_lines(config, found, prepared.policy.config.input_features, held_out, result.resumed_from)
     lines += [f"Wrote {config.output}", f"Next: {next_steps(config, datasets)}"]
     return StageResult(lines=lines, written=written)
 
@@ -169,11 +169,12 @@ def _prepare(config: PolicyFitConfig, found: PolicyEpisodes, cameras: tuple[str,
     from regrasp.learn.policy_objective import PolicyObjective
     from regrasp.models.flow_policy import FlowPolicy, make_regrasp_flow_pre_post_processors
     from regrasp.recap.policy_inputs import (
-        check_actions,
+        check_sizes,
         dataset_statistics,
         fill_images,
         flow_config,
         on_training_device,
+        open_environment_states,
         open_images,
     )
 
@@ -181,14 +182,17 @@ def _prepare(config: PolicyFitConfig, found: PolicyEpisodes, cameras: tuple[str,
     rows = [dataset_rows(d, p, with_state=config.state) for d, p in zip(found.datasets, places, strict=True)]
     actions = [action_rows(d, p) for d, p in zip(found.datasets, places, strict=True)]
     check_states(found.datasets, rows)
-    check_actions(found.datasets, actions)
+    check_sizes(found.datasets, actions)
+    environment = open_environment_states(found.datasets, places, wanted=config.state)
     images = open_images(config, found, rows, cameras, folder / "images")
     fill_images(config, found, images)
     weighting = (config.temperature, config.weight_limit) if config.weighting == "advantage" else None
     labels = read_labels(found, negatives=config.negatives, weighting=weighting)
     tables = [FrameTable(found.part(held_out=held), 1) for held in (False, True)]
-    training, held_out = (PolicyFrames(t, rows, actions, labels, images, config.chunk_size) for t in tables)
-    flow = flow_config(config, rows[0].states.shape[1], actions[0].actions.shape[1], images)
+    training, held_out = (
+        PolicyFrames(t, rows, actions, labels, images, config.chunk_size, environment) for t in tables
+    )
+    flow = flow_config(config, training)
     torch.manual_seed(config.seed)
     policy = FlowPolicy(flow)
     statistics = dataset_statistics(found, training)

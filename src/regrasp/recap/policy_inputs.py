@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,9 +13,19 @@ from regrasp.data.dataset import Dataset
 from regrasp.learn.episode_pool import cores
 from regrasp.learn.episode_rows import DatasetRows
 from regrasp.learn.image_cache import Images
-from regrasp.learn.policy_data import ACTION, STATE, ActionRows, PolicyFrames, mixture_moments
+from regrasp.learn.policy_data import (
+    ACTION,
+    ENVIRONMENT_STATE,
+    STATE,
+    PolicyFrames,
+    VectorRows,
+    environment_rows,
+    has_environment_state,
+    mixture_moments,
+)
 from regrasp.models.flow_policy import FlowConfig
 from regrasp.recap.policy_episodes import PolicyEpisodes
+from regrasp.recap.selection import tell
 from regrasp.report.progress import track
 
 if TYPE_CHECKING:
@@ -24,12 +35,30 @@ _PIXEL_SAMPLES = 512
 """Frames by which a camera's mean and standard deviation are estimated."""
 
 
-def check_actions(datasets: Sequence[Dataset], rows: Sequence[ActionRows]) -> None:
-    """Refuse datasets whose actions do not have one size; a ConfigError names each."""
-    sizes = [one.actions.shape[1] for one in rows]
+def check_sizes(datasets: Sequence[Dataset], rows: Sequence[VectorRows], what: str = "actions") -> None:
+    """Refuse datasets whose actions (or ``what``) do not have one size; a ConfigError names each."""
+    sizes = [one.values.shape[1] for one in rows]
     if len(set(sizes)) > 1:
         found = listing(f"{dataset.name} {size}" for dataset, size in zip(datasets, sizes, strict=True))
-        raise ConfigError(f"One policy needs actions of one size; found {found}. Mend: train a policy for each robot.")
+        raise ConfigError(f"One policy needs {what} of one size; found {found}. Mend: train a policy for each robot.")
+
+
+def open_environment_states(datasets: Sequence[Dataset], places: Sequence[Path], *, wanted: bool) -> list[VectorRows]:
+    """What the simulators knew of their objects, where every dataset says it; what is left out is said.
+
+    Raises:
+        ConfigError: The datasets say it in vectors of different sizes.
+    """
+    having = [has_environment_state(dataset) for dataset in datasets]
+    if not wanted or not any(having):
+        return []
+    if not all(having):
+        lacking = listing(dataset.name for dataset, has in zip(datasets, having, strict=True) if not has)
+        tell(f"{lacking} have no {ENVIRONMENT_STATE}; the policy does not see that of the other datasets")
+        return []
+    rows = [environment_rows(dataset, place) for dataset, place in zip(datasets, places, strict=True)]
+    check_sizes(datasets, rows, f"an {ENVIRONMENT_STATE}")
+    return rows
 
 
 def open_images(
@@ -74,14 +103,18 @@ def fill_images(config: "PolicyFitConfig", found: PolicyEpisodes, images: Images
     images.forget_others()
 
 
-def flow_config(config: "PolicyFitConfig", state_size: int, action_size: int, images: Images) -> FlowConfig:
-    """The policy's own config for its inputs and outputs."""
+def flow_config(config: "PolicyFitConfig", frames: PolicyFrames) -> FlowConfig:
+    """The policy's own config for the inputs and outputs that its frames have."""
+    images, state_size = frames.images, frames.rows[0].states.shape[1]
     inputs = {STATE: PolicyFeature(FeatureType.STATE, (state_size,))} if state_size else {}
+    if frames.environment:
+        shape = (frames.environment[0].values.shape[1],)
+        inputs[ENVIRONMENT_STATE] = PolicyFeature(FeatureType.ENV, shape)
     inputs |= {camera: PolicyFeature(FeatureType.VISUAL, (3, *images.size)) for camera in images.cameras}
     return FlowConfig(
         device="cpu",
         input_features=inputs,
-        output_features={ACTION: PolicyFeature(FeatureType.ACTION, (action_size,))},
+        output_features={ACTION: PolicyFeature(FeatureType.ACTION, (frames.actions[0].values.shape[1],))},
         chunk_size=config.chunk_size,
         n_action_steps=config.action_steps,
         hidden_dim=config.hidden_dim,
@@ -106,9 +139,11 @@ def dataset_statistics(found: PolicyEpisodes, training: PolicyFrames) -> dict[st
     """Mean and standard deviation of each feature over the training mixture, as LeRobot's normaliser takes them."""
     episodes = found.part(held_out=False)
     weights = [dataset.weight for dataset in found.datasets]
-    parts: dict[str, Any] = {ACTION: [rows.actions for rows in training.actions]}
+    parts: dict[str, Any] = {ACTION: [rows.values for rows in training.actions]}
     if training.rows[0].states.shape[1]:
         parts[STATE] = [rows.states for rows in training.rows]
+    if training.environment:
+        parts[ENVIRONMENT_STATE] = [rows.values for rows in training.environment]
     statistics = {}
     for key, values in parts.items():
         mean, deviation = mixture_moments(values, episodes, weights)

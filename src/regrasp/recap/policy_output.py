@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,18 +90,17 @@ def save_policy(
 def report_lines(
     config: "PolicyFitConfig",
     found: PolicyEpisodes,
-    cameras: tuple[str, ...],
+    inputs: Iterable[str],
     held_out: dict[str, float],
     resumed_from: int | None,
 ) -> list[str]:
     """Say what was learnt from what, and the held-out loss by label."""
     training, held = (found.part(held_out=which) for which in (False, True))
-    seen = listing([*(["state"] if config.state else []), *cameras])
     resumed = f", resumed from step {resumed_from}" if resumed_from else ""
     lines = [
         f"Trained on {trained_on(config, found)}",
         f"Episodes: {len(training)} for training ({sum(e.length for e in training)} frames), {len(held)} held out; "
-        f"inputs: {seen}; {config.steps} steps{resumed}",
+        f"inputs: {listing(inputs)}; {config.steps} steps{resumed}",
     ]
     if held:
         by = [f"{n} {held_out[f'loss_{n}']:.4f}" for n in _GROUPS if f"loss_{n}" in held_out]
