@@ -147,7 +147,7 @@ install_packages() {
     printf '%s\n' "$incomplete" >"$stamp"
     say "installing into .venv ($(.venv/bin/python --version 2>&1)); the first time takes some minutes"
     "$uv" pip install --quiet --python .venv/bin/python --constraint constraints.txt --build-constraint constraints.txt \
-        --group dev --editable '.[metaworld,pusht,judge]' \
+        --group dev --editable '.[metaworld,pusht,judge,ray]' \
         || die 'the packages could not be installed: the reason is above. Mend it and run make again; the half-built' \
             '.venv is then made anew. If it persists, `make clean` removes .venv and .uv.'
     current_key >"$stamp.new"

@@ -56,7 +56,7 @@ def check(
     folder: Path, answer: Callable[[Request], Reply], monkeypatch: pytest.MonkeyPatch, *words: object
 ) -> tuple[Done, ScriptedEngine]:
     engine = ScriptedEngine(answer)
-    monkeypatch.setattr(judge_check, "make_engine", lambda config, model: engine)
+    monkeypatch.setattr(annotate, "make_engine", lambda config, model: engine)
     files = ["--jobs", folder / "jobs.jsonl", "--labels", folder / "truth.csv", "--output", folder / "rows.jsonl"]
     report = ["--report", folder / "report.json", "--model", "m"]
     return regrasp("annotate", "check", *files, *report, *words), engine
@@ -134,7 +134,7 @@ def test_a_datasets_episodes_are_labelled_by_number(tmp_path: Path, monkeypatch:
     )
     (tmp_path / "truth.csv").write_text("episode_index,outcome\n0,success\n2,failure\n")
     engine = ScriptedEngine(lambda request: bright_is_good(request) if level_of(request) >= 0 else praises(request))
-    monkeypatch.setattr(judge_check, "make_engine", lambda config, model: engine)
+    monkeypatch.setattr(annotate, "make_engine", lambda config, model: engine)
     files = ["--labels", tmp_path / "truth.csv", "--output", tmp_path / "o.jsonl", "--model", "m", "--no-controls"]
     regrasp("annotate", "check", "--dataset", dataset, *files)
     assert sorted(request.id for request in engine.asked) == ["pick/0", "pick/2"]

@@ -4,6 +4,7 @@ import asyncio
 import os
 import shlex
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from regrasp.core.errors import ConfigError, SidecarError, listing
@@ -11,15 +12,16 @@ from regrasp.data.dataset import Dataset, open_dataset
 from regrasp.data.storage import write_bytes_atomic
 from regrasp.recap.selection import tell
 from regrasp.report.progress import track
+from regrasp.rewards.bench import Bench, LocalBench
 from regrasp.rewards.dense import DenseSignal
-from regrasp.rewards.engine import JudgeEngine
+from regrasp.rewards.engine import JudgeEngine, Usage
 from regrasp.rewards.jobs import Job, episode_jobs, read_jobs, read_rubric, with_rubric
 from regrasp.rewards.judging import Signal
 from regrasp.rewards.pictures import save_pictures
 from regrasp.rewards.profiles import Profile, read_profile
 from regrasp.rewards.rows import RowFile, read_rows
 from regrasp.rewards.rubric import RubricSignal
-from regrasp.rewards.run import RunReport, config_digest, judge_all
+from regrasp.rewards.run import RunReport, judge_on
 from regrasp.rewards.terminal import TerminalSignal
 from regrasp.rewards.views import Views
 
@@ -51,13 +53,21 @@ class JudgeConfig:
     output: Path | None = None
     """The file of JSON lines to write; a run that was interrupted goes on from what it holds."""
     engine: str = "openai"
-    """Who runs the model: openai (any compatible server) or transformers (in this process)."""
+    """Who runs the model: openai (any compatible server), or in this process: transformers or vllm."""
     model: str | None = None
     """The model's name on the server, or its folder; REGRASP_JUDGE_MODEL if not given."""
     base_url: str | None = None
     """The server's address, such as http://localhost:8000/v1."""
+    engine_options: tuple[str, ...] = ()
+    """Further settings of the engine as name=value, such as tensor_parallel=2."""
     concurrency: int = 8
-    """Calls that the engine has at once."""
+    """Calls that an engine has at once."""
+    prices: tuple[float, float] | None = None
+    """What a million tokens read and a million written cost; the run then says what it cost."""
+    ray: str | None = None
+    """Judge on the machines of a Ray cluster: HOST:PORT, auto for the one that runs here, or local to start one."""
+    workers: int | None = None
+    """How many engines run with --ray: one for each GPU, or for each machine, if not given."""
     profile: str = "generic"
     """The prompts: generic, roboreward, topreward, or the path of your own YAML file."""
     dry_run: bool = False
@@ -114,9 +124,6 @@ def run(config: JudgeConfig) -> AnnotateResult:
         SidecarError: The tag holds rows that were made with other settings.
         EngineError: The engine cannot be used.
     """
-    if config.concurrency < 1:
-        message = f"--concurrency is at least 1; found {config.concurrency}."
-        raise ConfigError(message)
     profile = read_profile(config.profile)
     signal = make_signal(config, profile)
     dataset = chosen_dataset(config)
@@ -132,10 +139,10 @@ def run(config: JudgeConfig) -> AnnotateResult:
     model = chosen_model(config)
     if config.save_prompt_images is not None:
         _save(config.save_prompt_images, signal, jobs)
-    engine = make_engine(config, model)
-    if dataset is not None and config.tag is not None:
-        _check_tag(path, config_digest(signal, profile, engine.name, engine.model), overwrite=config.overwrite)
-    report = asyncio.run(judge_jobs(config, signal, jobs, engine, path, profile))
+    bench = make_bench(config, model, signal, profile)
+    tagged = dataset is not None and config.tag is not None
+    replace = tagged and _is_other_judges(path, bench.config, overwrite=config.overwrite)
+    report = asyncio.run(judge_jobs(bench, jobs, path, replace=replace))
     if copy is not None:
         write_bytes_atomic(copy, path.read_bytes())
     return _result(config, report, path, dataset)
@@ -176,9 +183,35 @@ def make_signal(config: JudgeConfig, profile: Profile) -> Signal:
 
 def make_engine(config: JudgeConfig, model: str) -> JudgeEngine:
     """Start the engine that the settings name."""
-    from regrasp.rewards.engines import build_engine
+    from regrasp.rewards.engines import build_engine, engine_settings
 
-    return build_engine(config.engine, {"model": model} | ({"base_url": config.base_url} if config.base_url else {}))
+    return build_engine(config.engine, engine_settings(model, config.base_url, config.engine_options))
+
+
+def make_bench(config: JudgeConfig, model: str, signal: Signal, profile: Profile) -> Bench:
+    """Set up who judges: an engine in this process, or workers of a Ray cluster.
+
+    Raises:
+        ConfigError: A setting is out of range, or a package is missing.
+    """
+    for flag, value in (("--concurrency", config.concurrency), ("--workers", config.workers)):
+        if value is not None and value < 1:
+            message = f"{flag} is at least 1; found {value}."
+            raise ConfigError(message)
+    if config.ray is None:
+        if config.workers is not None:
+            message = "--workers goes with --ray. Mend: give --ray local, or the address of a cluster."
+            raise ConfigError(message)
+        return LocalBench(signal, make_engine(config, model), profile, config.concurrency)
+    from regrasp.rewards.engines import build_engine, engine_entry, engine_settings
+    from regrasp.rewards.ray_bench import RayBench
+
+    settings = engine_settings(model, config.base_url, config.engine_options)
+    entry, places = engine_entry(config.engine), {"workers": config.workers, "concurrency": config.concurrency}
+    make = partial(build_engine, config.engine, settings)
+    return RayBench(
+        signal, profile, make, config.engine, model, address=config.ray, gpus=entry.gpus(settings), **places
+    )
 
 
 def chosen_dataset(config: JudgeConfig) -> Dataset | None:
@@ -278,20 +311,22 @@ def _destination(config: JudgeConfig, signal: Signal, dataset: Dataset | None) -
     return config.output, None
 
 
-def _check_tag(path: Path, digest: str, *, overwrite: bool) -> None:
-    """A tag is one judge's: its rows come from one model, one profile and one set of settings."""
+def _is_other_judges(path: Path, digest: str, *, overwrite: bool) -> bool:
+    """Whether a tag's rows are to be replaced: they come from one model, one profile and one set of settings.
+
+    Raises:
+        SidecarError: There are such rows of another judge, and they are not to be replaced.
+    """
     if not path.is_file():
-        return
+        return False
     other = next((row for row in read_rows(path) if row["config"] != digest), None)
-    if other is None:
-        return
-    if not overwrite:
+    if other is not None and not overwrite:
         message = (
             f"'{path}' was written with other settings (engine {other.get('engine')}, model {other.get('model')}, "
             f"profile {other.get('profile')}). Mend: choose another --tag, or replace it with --overwrite."
         )
         raise SidecarError(message)
-    path.unlink()
+    return other is not None
 
 
 def look(config: JudgeConfig, signal: Signal, jobs: list[Job]) -> list[str]:
@@ -320,25 +355,24 @@ def _save(folder: Path, signal: Signal, jobs: list[Job]) -> None:
         save_pictures(folder, job, signal.first_request(job, Views(job)))
 
 
-async def judge_jobs(
-    config: JudgeConfig, signal: Signal, jobs: list[Job], engine: JudgeEngine, path: Path, profile: Profile
-) -> RunReport:
-    """Have jobs judged, with progress shown, and close the engine."""
-    bar = track(range(len(jobs)), description=f"Judging ({signal.name})", unit="jobs")
+async def judge_jobs(bench: Bench, jobs: list[Job], path: Path, *, replace: bool = False) -> RunReport:
+    """Have jobs judged, with progress shown, and their rows kept at ``path``; in place of what it holds, or after."""
+    bar = track(range(len(jobs)), description=f"Judging ({bench.signal.name})", unit="jobs")
     next(bar)
-    try:
-        with RowFile(path) as rows:
-            return await judge_all(
-                signal,
-                jobs,
-                engine,
-                rows,
-                profile,
-                concurrency=config.concurrency,
-                on_done=lambda: next(bar, None),
-            )
-    finally:
-        await engine.close()
+    with RowFile(path, replace=replace) as rows:
+        return await judge_on(bench, jobs, rows, on_done=lambda: next(bar, None))
+
+
+def _spent(config: JudgeConfig, report: RunReport) -> list[str]:
+    """What was asked of a server, trying it included, and what that cost at the prices given."""
+    usage, lines = report.usage, []
+    if usage is not None:
+        said = f"{usage.requests} requests and {usage.retries} attempts repeated, trying the server included"
+        lines.append(f"{said}: {usage.prompt_tokens} tokens read and {usage.completion_tokens} written")
+    if config.prices is not None:
+        usage = usage or Usage(prompt_tokens=report.prompt_tokens, completion_tokens=report.completion_tokens)
+        lines.append(f"At {config.prices[0]:g} and {config.prices[1]:g} a million: {usage.spend(*config.prices):.4f}")
+    return lines
 
 
 def _result(config: JudgeConfig, report: RunReport, path: Path, dataset: Dataset | None) -> AnnotateResult:
@@ -348,6 +382,7 @@ def _result(config: JudgeConfig, report: RunReport, path: Path, dataset: Dataset
         waited = report.idle_s / max(report.wall_s, 1e-9)
         tokens = f"{report.prompt_tokens} tokens read and {report.completion_tokens} written"
         lines.append(f"{tokens} in {report.wall_s:.1f} s; no call was under way for {waited:.0%} of it")
+    lines += _spent(config, report)
     for name, why in list(report.failed.items())[:_SHOWN]:
         tell(f"{name}: {why}")
     if len(report.failed) > _SHOWN:

@@ -22,14 +22,13 @@ from regrasp.recap.annotate import (
     chosen_model,
     judge_jobs,
     look,
-    make_engine,
+    make_bench,
     make_signal,
 )
 from regrasp.rewards import check
 from regrasp.rewards.jobs import Control, Job
 from regrasp.rewards.profiles import read_profile
 from regrasp.rewards.rows import key_of, read_rows
-from regrasp.rewards.run import config_digest
 
 _OTHER_TASKS = ("Fold the newspaper in half.", "Water the plant on the windowsill.")
 """Wrong instructions for attempts that all had one task."""
@@ -83,10 +82,9 @@ def run(config: CheckConfig) -> AnnotateResult:
     if config.output is None:
         message = "Where are the rows to be kept? Mend: give --output FILE.jsonl."
         raise ConfigError(message)
-    engine = make_engine(config, chosen_model(config))
-    report = asyncio.run(judge_jobs(config, signal, asked, engine, config.output, profile))
-    digest = config_digest(signal, profile, engine.name, engine.model)
-    wanted = {(job.id, signal.name, digest, job.digest) for job in asked}
+    bench = make_bench(config, chosen_model(config), signal, profile)
+    report = asyncio.run(judge_jobs(bench, asked, config.output))
+    wanted = {(job.id, signal.name, bench.config, job.digest) for job in asked}
     rows = {row["id"]: row for row in read_rows(config.output) if key_of(row) in wanted}
     measures, reasons = assess(jobs, asked, rows, truth, config.success_at)
     if report.failed:

@@ -1,7 +1,7 @@
 """The engines that run a judge, by name."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ class EngineEntry:
     engine: str
     config: str
     install: str
+    in_process: bool = False
+    """Whether the model runs where the engine does, on its GPUs."""
 
     def load(self) -> tuple[type, type]:
         """Return the engine's class and that of its config; a ``ConfigError`` where a package is missing."""
@@ -25,6 +27,10 @@ class EngineEntry:
         except ImportError as error:
             raise ConfigError(f"This engine needs a package that is not installed ({error}). {self.install}") from error
         return getattr(module, self.engine), getattr(module, self.config)
+
+    def gpus(self, settings: Mapping[str, Any]) -> int:
+        """Return how many GPUs an engine with these settings fills, where there are any."""
+        return int(settings.get("tensor_parallel", 1)) if self.in_process else 0
 
 
 _EXTRA = "Mend: pip install 'regrasp[judge]'"
@@ -37,6 +43,7 @@ ENGINES: dict[str, EngineEntry] = {
         engine="TransformersEngine",
         config="TransformersConfig",
         install=_EXTRA,
+        in_process=True,
     ),
 }
 """Every engine by its name on the command line."""
@@ -47,6 +54,31 @@ def engine_entry(name: str) -> EngineEntry:
     if name not in ENGINES:
         raise ConfigError(f"There is no engine {name!r}; there are {', '.join(ENGINES)}.{nearest(name, ENGINES)}")
     return ENGINES[name]
+
+
+def engine_settings(model: str, base_url: str | None, options: Sequence[str]) -> dict[str, Any]:
+    """Return an engine's settings as a command line gives them.
+
+    Args:
+        model: The model's name or folder.
+        base_url: A server's address.
+        options: Further ones as name=value, the value as YAML has it.
+
+    Raises:
+        ConfigError: An option is something else than name=value.
+    """
+    import yaml
+
+    settings: dict[str, Any] = {"model": model} | ({"base_url": base_url} if base_url else {})
+    for option in options:
+        name, equals, value = option.partition("=")
+        try:
+            settings[name.strip().replace("-", "_")] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            equals = ""
+        if not equals or not name.strip():
+            raise ConfigError(f"--engine-options are name=value, such as tensor_parallel=2; found {option!r}.")
+    return settings
 
 
 def build_engine(name: str, settings: Mapping[str, Any]) -> JudgeEngine:
@@ -64,4 +96,20 @@ def build_engine(name: str, settings: Mapping[str, Any]) -> JudgeEngine:
     for key in settings:
         if key not in known:
             raise ConfigError(f"The engine {name!r} has no setting {key!r}; it has {', '.join(known)}.")
-    return engine(config(**settings))
+    return engine(_checked(name, config, settings))
+
+
+def _checked[T](name: str, config: type[T], settings: Mapping[str, Any]) -> T:
+    """Return a config whose fields have the types that it says."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(config).validate_python(dict(settings))
+    except ValidationError as error:
+        first = error.errors()[0]
+        own = first.get("ctx", {}).get("error")
+        if isinstance(own, ConfigError):
+            raise own from None
+        place, found = ".".join(map(str, first["loc"])), first["input"]
+        message = f"The engine {name!r} does not take {place} = {found!r}: {first['msg'][0].lower()}{first['msg'][1:]}."
+        raise ConfigError(message) from None
