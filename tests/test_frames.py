@@ -16,7 +16,7 @@ from regrasp.data import video as video_module
 from regrasp.data.dataset import Dataset, open_dataset
 from regrasp.data.frames import FrameReader, episode_timestamps, iter_episode_frames
 from regrasp.data.video import torchcodec_decoder
-from tests.dataset_pixels import encode_video, frame_pixels, read_pixels
+from tests.dataset_pixels import ENCODERS, encode_video, frame_pixels, read_pixels
 from tests.datasets import EpisodeSpec, write_dataset
 
 CAMERA = "observation.images.top"
@@ -105,7 +105,28 @@ def test_rows_choose_frames_without_decoding_any_twice(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(video_module.VideoCursor, "_decode", counted)
     assert numbers(iter_episode_frames(dataset, CAMERA, 0, rows=slice(None, None, 3))) == [(0, f) for f in (0, 3, 6, 9)]
-    assert len(decoded) == len(set(decoded)) == 10
+    # every second frame is a key frame: 3 is decoded after 2, 9 after 8, and 1, 4, 5 and 7 not at all
+    assert [round(time_s * 30) for time_s in decoded] == [0, 2, 3, 6, 8, 9]
+
+
+@pytest.mark.parametrize("order", ["bframes=0", "bframes=3", "bframes=3:open-gop=1", "bframes=3:b-pyramid=normal"])
+def test_frames_far_apart_are_those_of_a_full_pass_in_whatever_order_they_are_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    settings = {"preset": "medium", "crf": "23", "x264-params": f"{order}:scenecut=0:keyint=7:min-keyint=7"}
+    monkeypatch.setitem(ENCODERS, "h264", ("libx264", settings))
+    dataset = dataset_with_video(tmp_path / "a", codec="h264", gop=7, episodes=[EpisodeSpec(60), EpisodeSpec(45)])
+    at = episode_timestamps(dataset, 1)
+    full = list(iter_episode_frames(dataset, CAMERA, 1))
+    assert numbers(full) == [(1, frame) for frame in range(45)]
+    chance = np.random.default_rng(0)
+    for count in (1, 2, 3, 5, 9, 20, 44):
+        rows = np.sort(chance.choice(45, count, replace=False))
+        apart = FrameReader(dataset, CAMERA, None).read(1, at[rows])
+        assert all(np.array_equal(picture, full[row]) for picture, row in zip(apart, rows, strict=True))
+    for step in (2, 6, 7, 8, 20):
+        apart = list(iter_episode_frames(dataset, CAMERA, 1, rows=slice(1, None, step)))
+        assert all(np.array_equal(picture, full[1 + k * step]) for k, picture in enumerate(apart))
 
 
 def test_a_missing_video_names_file_camera_episode_and_what_goes_on(tmp_path: Path) -> None:

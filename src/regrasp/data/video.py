@@ -7,12 +7,13 @@ planes, in uint8, for every kind of access, so that training and inference see t
 """
 
 import logging
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -20,7 +21,7 @@ from jaxtyping import Float, UInt8
 from regrasp.core.errors import VideoError
 
 if TYPE_CHECKING:
-    from av import VideoFrame
+    from av import Packet, VideoFrame
     from av.container import InputContainer
     from av.video.reformatter import VideoReformatter
 
@@ -105,6 +106,7 @@ class VideoCursor:
         self._before: tuple[float, VideoFrame] | None = None
         self._at: tuple[float, VideoFrame] | None = None
         self._ended = False
+        self._wanted_s = -math.inf
 
     def close(self) -> None:
         """Close the file."""
@@ -140,6 +142,7 @@ class VideoCursor:
         """Return the frame nearest to ``time_s``, which is at or after every time asked since the last seek."""
         from av.error import FFmpegError
 
+        self._wanted_s = time_s
         try:
             while self._at is None or self._at[0] < time_s - SAME_S:
                 following = next(self._decoded, None)
@@ -181,14 +184,33 @@ class VideoCursor:
     def _forget(self) -> None:
         self._before = self._at = None
         self._ended = False
+        self._wanted_s = -math.inf
         self._decoded = self._decode()
 
     def _decode(self) -> "Iterator[tuple[float, VideoFrame]]":
+        """Frames as they are shown; a group of frames is left out where the next one begins before the wanted time."""
         stream = self._container.streams.video[0]
         scale = float(stream.time_base or 1)
-        for frame in self._container.decode(stream):
+        held: list[Packet] = []
+        skipped = False
+        for packet in self._container.demux(stream):
+            due = packet.pts is None or packet.pts * scale > self._wanted_s + SAME_S
+            if due:
+                if skipped:
+                    stream.codec_context.flush_buffers()
+                yield from _decoded(held, scale)
+                held, skipped = [], False
+            elif packet.is_keyframe and held:
+                held, skipped = [], True
+            held.append(packet)
+        yield from _decoded(held, scale)
+
+
+def _decoded(packets: "Sequence[Packet]", scale: float) -> "Iterator[tuple[float, VideoFrame]]":
+    for packet in packets:
+        for frame in packet.decode():
             if frame.pts is not None:
-                yield frame.pts * scale, frame
+                yield frame.pts * scale, cast("VideoFrame", frame)
 
 
 def frames_in_order(
