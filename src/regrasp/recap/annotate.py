@@ -185,7 +185,8 @@ def make_engine(config: JudgeConfig, model: str) -> JudgeEngine:
     """Start the engine that the settings name."""
     from regrasp.rewards.engines import build_engine, engine_settings
 
-    return build_engine(config.engine, engine_settings(model, config.base_url, config.engine_options))
+    settings = engine_settings(model, config.base_url, config.engine_options)
+    return build_engine(config.engine, settings, concurrency=config.concurrency)
 
 
 def make_bench(config: JudgeConfig, model: str, signal: Signal, profile: Profile) -> Bench:
@@ -208,7 +209,7 @@ def make_bench(config: JudgeConfig, model: str, signal: Signal, profile: Profile
 
     settings = engine_settings(model, config.base_url, config.engine_options)
     entry, places = engine_entry(config.engine), {"workers": config.workers, "concurrency": config.concurrency}
-    make = partial(build_engine, config.engine, settings)
+    make = partial(build_engine, config.engine, settings, concurrency=config.concurrency)
     return RayBench(
         signal, profile, make, config.engine, model, address=config.ray, gpus=entry.gpus(settings), **places
     )

@@ -81,12 +81,13 @@ def engine_settings(model: str, base_url: str | None, options: Sequence[str]) ->
     return settings
 
 
-def build_engine(name: str, settings: Mapping[str, Any]) -> JudgeEngine:
+def build_engine(name: str, settings: Mapping[str, Any], *, concurrency: int | None = None) -> JudgeEngine:
     """Return an engine, not yet connected or loaded.
 
     Args:
         name: One of ``ENGINES``.
         settings: Fields of its config; ``model`` at least.
+        concurrency: How many calls it will have at once, for an engine that makes several requests of one.
 
     Raises:
         ConfigError: No such engine or setting, a setting out of range, or a missing package.
@@ -96,6 +97,8 @@ def build_engine(name: str, settings: Mapping[str, Any]) -> JudgeEngine:
     for key in settings:
         if key not in known:
             raise ConfigError(f"The engine {name!r} has no setting {key!r}; it has {', '.join(known)}.")
+    if concurrency is not None and "concurrency" in known:
+        settings = {"concurrency": concurrency, **settings}
     return engine(_checked(name, config, settings))
 
 
