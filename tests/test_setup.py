@@ -127,7 +127,7 @@ def test_a_python_hidden_in_pyenvs_versions_folder_is_found(machine: Machine, va
     assert machine.chosen == hidden
     install = machine.asked()[-1]
     assert "--constraint constraints.txt" in install
-    assert "--editable .[metaworld,pusht,judge]" in install
+    assert "--editable .[metaworld,pusht,judge,ray]" in install
 
 
 def test_the_path_comes_before_pyenv_and_312_before_313(machine: Machine):
