@@ -17,9 +17,11 @@ from regrasp.rewards.check import (
     held_out_calibration,
     kendall,
     mean_absolute_error,
+    mean_of_defined,
     pearson,
     preference,
     quadratic_kappa,
+    reliability,
     spearman,
     voc_pearson,
     voc_spearman,
@@ -96,10 +98,27 @@ def test_a_map_is_judged_on_the_half_that_it_has_not_seen():
     random = np.random.default_rng(0)
     truth = random.random(400) < 0.5
     progress = np.where(truth, 0.6, 0.4) + 0.05 * random.standard_normal(400)  # ranks well, and is far too modest
-    raw, mapped = held_out_calibration(progress, truth)
-    assert raw > 0.3
-    assert mapped < 0.1
-    assert math.isnan(held_out_calibration(np.array([0.5, 0.6]), np.array([True, True]))[0])
+    found = held_out_calibration(progress, truth)
+    assert found is not None
+    assert abs(len(found.truth) - 200) <= 1
+    assert calibration_error(found.raw, found.truth) > 0.3
+    assert calibration_error(found.mapped, found.truth) < 0.1
+    assert found.mapped.tolist() == found.calibration(found.raw).tolist()
+    assert held_out_calibration(np.array([0.5, 0.6]), np.array([True, True])) is None
+
+
+def test_reliability_counts_what_was_said_and_what_was_true():
+    # [0, .1): .05 and .07, one true; [.9, 1]: .95 and 1.0, both true
+    low, high = reliability(np.array([0.05, 0.95, 0.07, 1.0]), np.array([False, True, True, True]))
+    assert (low.count, low.share.value, low.probability) == (2, 0.5, pytest.approx(0.06))
+    assert (high.count, high.share.value, high.probability) == (2, 1.0, pytest.approx(0.975))
+    # Wilson for 1 of 2, z = 1.96: (.5 + .9604 -+ 1.96 sqrt(.125 + .2401)) / 2.9208
+    assert (low.share.low, low.share.high) == pytest.approx((0.0945, 0.9055), abs=1e-4)
+
+
+def test_a_mean_leaves_out_what_is_undefined():
+    assert mean_of_defined(np.array([1.0, np.nan, 2.0])) == 1.5
+    assert math.isnan(mean_of_defined(np.array([np.nan])))
 
 
 def test_an_interval_holds_its_value_and_is_the_same_again():

@@ -58,7 +58,7 @@ def check(
     engine = ScriptedEngine(answer)
     monkeypatch.setattr(annotate, "make_engine", lambda config, model: engine)
     files = ["--jobs", folder / "jobs.jsonl", "--labels", folder / "truth.csv", "--output", folder / "rows.jsonl"]
-    report = ["--report", folder / "report.json", "--model", "m"]
+    report = ["--report", folder / "report.json", "--plot", folder / "plot.png", "--model", "m"]
     return regrasp("annotate", "check", *files, *report, *words), engine
 
 
@@ -70,10 +70,21 @@ def test_a_judge_that_looks_is_usable(attempts: Path, monkeypatch: pytest.Monkey
     assert report["usable"]
     assert report["auroc"] == {"value": 1.0, "low": 1.0, "high": 1.0}
     assert report["confusion"] == {"true_positive": 6, "false_positive": 0, "false_negative": 0, "true_negative": 6}
-    assert report["preferred to reversed"]["value"] == 1.0
+    assert report["preferred_to_reversed"]["value"] == 1.0
     assert (report["attempts"], report["successes"], report["mae"]["value"]) == (12, 6, 0.0)
     assert report["quadratic_kappa"]["value"] == 1.0
-    assert len(engine.asked) == 12 + 6 * 4
+    # each success: 4 spoilt copies, and 4 beginnings forwards and 4 backwards, the whole of both being there already
+    assert len(engine.asked) == 12 + 6 * (4 + 8)
+    assert report["tau_b"]["low"] > 0.5
+    assert report["tau_a"]["value"] < report["tau_b"]["value"]
+    # every beginning is brighter at its end than a shorter one, and darker where it is played backwards
+    assert report["voc_spearman"]["value"] == 1.0
+    assert report["voc_spearman_reversed"]["value"] == -1.0
+    assert 0.8 < report["voc_pearson"]["value"] < 1
+    assert (report["voc_spearman_undefined"], report["voc_pearson_reversed_undefined"]) == (0, 0)
+    assert {"value", "low", "high"} == set(report["ece_held_out"]) == set(report["ece_held_out_after_isotonic"])
+    assert report["calibration"]["progress"] == sorted(report["calibration"]["progress"])
+    assert (attempts / "plot.png").read_bytes().startswith(b"\x89PNG")
     again, idle = check(attempts, looks, monkeypatch)
     assert (again.out.splitlines()[:-1], idle.asked) == (done.out.splitlines()[:-1], [])
 
@@ -84,7 +95,7 @@ def test_a_judge_that_looks_is_usable(attempts: Path, monkeypatch: pytest.Monkey
         (praises, "does not tell successes from failures"),
         (sees_the_best_moment, "same ones reversed"),
         (bright_is_good, "same ones under a wrong instruction"),
-        (lambda request: Reply(texts=("?",)), "36 of 36 replies did not parse"),
+        (lambda request: Reply(texts=("?",)), "84 of 84 replies did not parse"),
     ],
 )
 def test_a_judge_that_looks_at_something_else_is_not(
@@ -98,15 +109,34 @@ def test_a_judge_that_looks_at_something_else_is_not(
 
 
 def test_without_controls_only_the_attempts_are_judged(attempts: Path, monkeypatch: pytest.MonkeyPatch):
-    done, engine = check(attempts, bright_is_good, monkeypatch, "--no-controls")
+    done, engine = check(attempts, bright_is_good, monkeypatch, "--no-controls", "--voc-points", 0)
     assert (done.code, len(engine.asked)) == (0, 12)
+    assert "voc" not in done.out
+
+
+def test_order_in_time_needs_no_controls(attempts: Path, monkeypatch: pytest.MonkeyPatch):
+    done, engine = check(attempts, bright_is_good, monkeypatch, "--no-controls", "--voc-points", 3)
+    assert (done.code, len(engine.asked)) == (0, 12 + 6 * 2)
+    report = json.loads((attempts / "report.json").read_text())
+    assert report["voc_spearman"]["value"] == 1.0
+    assert "voc_spearman_reversed" not in report
+    assert "preferred_to_reversed" not in report
+
+
+def test_a_control_whose_replies_do_not_parse_counts_against_a_judge(attempts: Path, monkeypatch: pytest.MonkeyPatch):
+    def mute_when_frozen(request: Request) -> Reply:
+        return Reply(texts=("?",)) if "(frozen)" in request.id else looks(request)
+
+    done, _ = check(attempts, mute_when_frozen, monkeypatch)
+    assert done.code == 2
+    assert "same ones frozen (nan" in done.out
 
 
 def test_controls_show_what_they_say(tmp_path: Path):
     path = write_numbered(tmp_path / "a.mp4", 9)
 
-    def seen(control: str | None) -> list[float]:
-        views = Views(Job(id="a", task="t", videos=(path,), control=control))  # type: ignore[arg-type]
+    def seen(control: str | None, shown: float = 1.0) -> list[float]:
+        views = Views(Job(id="a", task="t", videos=(path,), control=control, shown=shown))  # type: ignore[arg-type]
         numbers = np.arange(len(views.timestamps))
         plain = Views(Job(id="a", task="t", videos=(path,)))
         frames = plain.frames(0, np.arange(9), (48, 72)).astype(int)
@@ -116,7 +146,10 @@ def test_controls_show_what_they_say(tmp_path: Path):
     assert seen(None) == list(range(9))
     assert seen("reversed") == list(range(8, -1, -1))
     assert seen("frozen") == [0] * 9
-    assert seen("truncated") == [0, 1, 2]
+    assert seen("truncated", 1 / 3) == [0, 1, 2]
+    assert seen("prefix", 0.2) == [0, 1]
+    assert seen("reversed prefix", 0.2) == [8, 7]
+    assert seen("prefix", 0.01) == [0]
     assert seen("wrong instruction") == list(range(9))
 
 
@@ -125,6 +158,10 @@ def test_spoilt_attempts_are_no_annotations(tmp_path: Path):
     spoilt = judge_check.make_controls(jobs)
     assert len({job.id for job in spoilt}) == 8
     assert len({job.digest for job in [*jobs, *spoilt]}) == 10
+    assert [job.shown for job in spoilt if job.control == "truncated"] == [1 / 3] * 2
+    parts = judge_check.make_prefixes(jobs, "prefix", 4)
+    assert [(job.id, job.shown) for job in parts[:3]] == [(f"a (prefix {k}/4)", k / 4) for k in (1, 2, 3)]
+    assert len({job.digest for job in [*jobs, *spoilt, *parts]}) == 16
     assert [job.task for job in spoilt if job.control == "wrong instruction"] == ["y", "Fold the newspaper in half."]
 
 
@@ -136,6 +173,7 @@ def test_a_datasets_episodes_are_labelled_by_number(tmp_path: Path, monkeypatch:
     engine = ScriptedEngine(lambda request: bright_is_good(request) if level_of(request) >= 0 else praises(request))
     monkeypatch.setattr(annotate, "make_engine", lambda config, model: engine)
     files = ["--labels", tmp_path / "truth.csv", "--output", tmp_path / "o.jsonl", "--model", "m", "--no-controls"]
+    files += ["--voc-points", 0]
     regrasp("annotate", "check", "--dataset", dataset, *files)
     assert sorted(request.id for request in engine.asked) == ["pick/0", "pick/2"]
 
@@ -168,3 +206,4 @@ def test_what_cannot_be_checked_is_refused(attempts: Path):
     assert "--tag does not go" in refused("annotate", "check", *files, "--tag", "t")
     assert "no labels file" in refused("annotate", "check", *files[:3], attempts / "none.csv", "--model", "m")
     assert "--success-at" in refused("annotate", "check", *files, "--success-at", 0.5)
+    assert "--voc-points" in refused("annotate", "check", *files, "--voc-points", 1)

@@ -70,8 +70,10 @@ def test_a_judge_that_learned_is_usable(trained: Trained, tmp_path: Path):
     assert "The judge is usable" in done.out
     assert report["auroc"]["low"] > 0.9
     assert report["mae"]["value"] < 0.5
-    for control in ("reversed", "truncated", "frozen", "wrong instruction"):
-        assert report[f"preferred to {control}"]["value"] == 1.0
+    for control in ("reversed", "truncated", "frozen", "wrong_instruction"):
+        assert report[f"preferred_to_{control}"]["value"] == 1.0
+    assert report["voc_spearman"]["low"] > 0.8
+    assert report["voc_spearman_reversed"]["high"] < -0.8
 
 
 def test_a_random_judge_is_not_usable(trained: Trained, tmp_path: Path):

@@ -2,18 +2,15 @@
 
 import asyncio
 import csv
-import dataclasses
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
-
-import numpy as np
+from typing import Any
 
 from regrasp.core.errors import ConfigError, OutcomeError, listing, nearest
 from regrasp.core.outcome import Outcome
 from regrasp.data.dataset import Dataset
-from regrasp.data.storage import write_json_atomic
+from regrasp.data.storage import write_bytes_atomic, write_json_atomic
 from regrasp.recap.annotate import (
     AnnotateResult,
     TerminalConfig,
@@ -25,14 +22,16 @@ from regrasp.recap.annotate import (
     make_bench,
     make_signal,
 )
-from regrasp.rewards import check
-from regrasp.rewards.jobs import Control, Job
+from regrasp.recap.judge_measures import Assessment, Evidence, assess
+from regrasp.rewards.check import Interval
+from regrasp.rewards.jobs import CONTROLS, Control, Job
 from regrasp.rewards.profiles import read_profile
 from regrasp.rewards.rows import key_of, read_rows
 
 _OTHER_TASKS = ("Fold the newspaper in half.", "Water the plant on the windowsill.")
 """Wrong instructions for attempts that all had one task."""
-_CHANCE = 0.5
+_TRUNCATED = 1 / 3
+"""The share of a success that its truncated copy shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +44,12 @@ class CheckConfig(TerminalConfig):
     """The least score that counts as a success."""
     controls: bool = True
     """Also judge each success reversed, cut to a third, frozen, and with a wrong instruction."""
+    voc_points: int = 5
+    """Also judge that many ever longer beginnings of each success, for how scores follow time (VOC); 0 for none."""
     report: Path | None = None
-    """Also write the measures to this JSON file."""
+    """Also write the measures, and the calibration that was fitted, to this JSON file."""
+    plot: Path | None = None
+    """Also draw the reliability of the progress to this PNG file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +73,16 @@ def run(config: CheckConfig) -> AnnotateResult:
     if not 1 < config.success_at <= 5:
         message = f"--success-at is above 1 and at most 5; found {config.success_at:g}."
         raise ConfigError(message)
+    if config.voc_points < 0 or config.voc_points == 1:
+        message = f"--voc-points is 2 or more, or 0 for none; found {config.voc_points}."
+        raise ConfigError(message)
     profile = read_profile(config.profile)
     signal = make_signal(config, profile)
     dataset = chosen_dataset(config)
     jobs = chosen_jobs(config, dataset)
     truth = read_labels(config.labels, jobs, dataset, config.success_at)
     jobs = [job for job in jobs if job.id in truth]
-    asked = jobs + (make_controls([job for job in jobs if truth[job.id].success]) if config.controls else [])
+    asked = [*jobs, *_changed([job for job in jobs if truth[job.id].success], config)]
     if config.dry_run:
         return AnnotateResult(lines=look(config, signal, asked))
     if config.output is None:
@@ -86,20 +92,73 @@ def run(config: CheckConfig) -> AnnotateResult:
     report = asyncio.run(judge_jobs(bench, asked, config.output))
     wanted = {(job.id, signal.name, bench.config, job.digest) for job in asked}
     rows = {row["id"]: row for row in read_rows(config.output) if key_of(row) in wanted}
-    measures, reasons = assess(jobs, asked, rows, truth, config.success_at)
+    found = _assess(config, jobs, rows, truth)
     if report.failed:
-        reasons.append(f"{len(report.failed)} attempts could not be judged: {listing(report.failed)}")
+        found.reasons.append(f"{len(report.failed)} attempts could not be judged: {listing(report.failed)}")
+    return AnnotateResult(lines=_conclude(config, found), exit_code=2 if found.reasons else 0)
+
+
+def _changed(successes: list[Job], config: CheckConfig) -> list[Job]:
+    """The spoilt copies of successes, and their beginnings, as far as they are wanted."""
+    controls = make_controls(successes) if config.controls else []
+    directions = ("prefix", "reversed prefix") if config.controls else ("prefix",)
+    return [*controls, *(part for way in directions for part in make_prefixes(successes, way, config.voc_points))]
+
+
+def _assess(
+    config: CheckConfig, jobs: list[Job], rows: dict[str, dict[str, Any]], truth: dict[str, Truth]
+) -> Assessment:
+    valid = {name: row for name, row in rows.items() if not row["invalid"]}
+
+    def over_time(job: Job, way: Control, whole: str) -> list[float] | None:
+        names = [*(part.id for part in make_prefixes([job], way, config.voc_points)), whole]
+        known = config.voc_points and all(name in valid for name in names)
+        return [valid[name]["progress"] for name in names] if known else None
+
+    evidence = [
+        Evidence(
+            row=valid.get(job.id),
+            success=truth[job.id].success,
+            score=truth[job.id].score,
+            spoilt={c: valid[control_id(job, c)] for c in CONTROLS if control_id(job, c) in valid},
+            over_time=over_time(job, "prefix", job.id),
+            over_reversed_time=over_time(job, "reversed prefix", control_id(job, "reversed")),
+        )
+        for job in jobs
+    ]
+    invalid = sum(row["invalid"] for row in rows.values())
+    controls = CONTROLS if config.controls else ()
+    return assess(evidence, config.success_at, controls, replies=len(rows), invalid=invalid)
+
+
+def _conclude(config: CheckConfig, found: Assessment) -> list[str]:
+    """Write the report and the plot, and say what was found."""
+    lines = [f"{name}: {_shown(value)}" for name, value in found.measures.items()]
     if config.report is not None:
-        write_json_atomic(config.report, {"usable": not reasons, "reasons": reasons, **measures})
-    lines = [f"{name}: {_shown(value)}" for name, value in measures.items()]
-    verdict = "NOT shown to be usable: " + "; ".join(reasons) if reasons else "The judge is usable on these attempts."
-    return AnnotateResult(lines=[*lines, verdict], exit_code=2 if reasons else 0)
+        fitted = found.held_out and found.held_out.calibration
+        known = fitted and {"progress": fitted.progress.tolist(), "probability": fitted.probability.tolist()}
+        said = {"usable": not found.reasons, "reasons": found.reasons, **found.measures, "calibration": known}
+        write_json_atomic(config.report, said)
+        lines.append(f"Wrote '{config.report}'")
+    if config.plot is not None:
+        lines.append(_draw(config.plot, found))
+    reasons = "; ".join(found.reasons)
+    return [*lines, f"NOT shown to be usable: {reasons}" if reasons else "The judge is usable on these attempts."]
+
+
+def _draw(path: Path, found: Assessment) -> str:
+    if found.held_out is None:
+        return "No plot: a calibration needs two successes and two failures."
+    from regrasp.report.judge_plots import draw_reliability
+
+    write_bytes_atomic(path, draw_reliability(found.held_out))
+    return f"Wrote '{path}'"
 
 
 def _shown(value: object) -> str:
     if isinstance(value, dict) and set(value) == {"value", "low", "high"}:
         known = {name: float("nan") if number is None else number for name, number in value.items()}
-        return str(check.Interval(**known))
+        return str(Interval(**known))
     if value is None:
         return "undefined"
     return f"{value:.3f}" if isinstance(value, float) else json.dumps(value)
@@ -158,101 +217,24 @@ def make_controls(successes: list[Job]) -> list[Job]:
     tasks = list(dict.fromkeys([*(job.task for job in successes), *_OTHER_TASKS]))
     spoilt = []
     for job in successes:
-        for control in get_args(Control):
+        for control in CONTROLS:
             task = job.task
             if control == "wrong instruction":
                 task = tasks[(tasks.index(job.task) + 1) % len(tasks)]
-            spoilt.append(replace(job, id=control_id(job, control), task=task, control=control))
+            shown = _TRUNCATED if control == "truncated" else 1.0
+            spoilt.append(replace(job, id=control_id(job, control), task=task, control=control, shown=shown))
     return spoilt
+
+
+def make_prefixes(successes: list[Job], way: Control, points: int) -> list[Job]:
+    """Return the beginnings of every success, forwards or backwards, 1/points of it and more; not the whole."""
+    return [
+        replace(job, id=f"{job.id} ({way} {part}/{points})", control=way, shown=part / points)
+        for job in successes
+        for part in range(1, points)
+    ]
 
 
 def control_id(job: Job, control: str) -> str:
     """The id of a job's spoilt copy."""
     return f"{job.id} ({control})"
-
-
-def assess(
-    jobs: list[Job], asked: list[Job], rows: dict[str, dict[str, Any]], truth: dict[str, Truth], success_at: float
-) -> tuple[dict[str, Any], list[str]]:
-    """Measure a judge.
-
-    Args:
-        jobs: The real attempts.
-        asked: These and the spoilt ones.
-        rows: The judge's rows, by id.
-        truth: What is known of the real ones.
-        success_at: The least score of a success.
-
-    Returns:
-        The measures by name, and the reasons why the judge is not shown to be usable: none where it is.
-    """
-    valid = {name: row for name, row in rows.items() if not row["invalid"]}
-    judged = [job for job in jobs if job.id in valid]
-    good = np.array([truth[job.id].success for job in judged], dtype=bool)
-    progress = np.array([valid[job.id]["progress"] for job in judged], dtype=np.float64)
-    area = check.bootstrap(check.auroc, progress, good)
-    measures: dict[str, Any] = {
-        "attempts": len(jobs),
-        "successes": sum(truth[job.id].success for job in jobs),
-        "invalid": sum(row["invalid"] for row in rows.values()),
-        "auroc": dataclasses.asdict(area),
-        **_scores(judged, valid, truth, good, success_at),
-    }
-    raw, mapped = check.held_out_calibration(progress, good)
-    measures |= {"ece_held_out": _number(raw), "ece_held_out_after_isotonic": _number(mapped)}
-    reasons = []
-    if not area.low > _CHANCE:
-        reasons.append(f"it does not tell successes from failures (AUROC {area})")
-    if measures["invalid"] > 0.1 * max(len(rows), 1):
-        reasons.append(f"{measures['invalid']} of {len(rows)} replies did not parse")
-    for control in get_args(Control) if len(asked) > len(jobs) else ():
-        pairs = [(job.id, control_id(job, control)) for job in judged if control_id(job, control) in valid]
-        real, spoilt = (np.array([valid[pair[k]]["progress"] for pair in pairs], dtype=np.float64) for k in (0, 1))
-        preferred = check.bootstrap(check.preference, real, spoilt)
-        measures[f"preferred to {control}"] = dataclasses.asdict(preferred)
-        if not preferred.low > _CHANCE:
-            reasons.append(f"it does not score successes above the same ones {_words(control)} ({preferred})")
-    return _finite(measures), reasons
-
-
-def _words(control: str) -> str:
-    return "under a wrong instruction" if control == "wrong instruction" else control
-
-
-def _number(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
-
-
-def _finite(value: Any) -> Any:  # noqa: ANN401 - a JSON value
-    """The value with None for what is undefined, which JSON can hold."""
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    return _number(value) if isinstance(value, float) else value
-
-
-def _scores(
-    judged: list[Job], valid: dict[str, Any], truth: dict[str, Truth], good: np.ndarray, success_at: float
-) -> dict[str, Any]:
-    """What scores from 1 to 5 say, where the profile gives them; against true scores, where they are known."""
-    scored = [job for job in judged if valid[job.id]["score"] is not None]
-    if len(scored) < len(judged) or not judged:
-        return {}
-    scores = np.array([valid[job.id]["score"] for job in judged], dtype=np.int64)
-    predicted = scores >= success_at
-    counts = check.confusion(predicted, good)
-
-    def accuracy(predicted: np.ndarray, good: np.ndarray) -> float:
-        return float((predicted == good).mean())
-
-    measures: dict[str, Any] = {"confusion": dataclasses.asdict(counts)}
-    measures["accuracy"] = dataclasses.asdict(check.bootstrap(accuracy, predicted, good))
-    true = [truth[job.id].score for job in judged]
-    known = [score for score in true if score is not None]
-    if len(known) == len(judged):
-        right = np.array(known, dtype=np.int64)
-        expected = np.array([valid[job.id]["expected_score"] for job in judged], dtype=np.float64)
-        error = check.bootstrap(check.mean_absolute_error, scores.astype(np.float64), right.astype(np.float64))
-        measures["mae"] = dataclasses.asdict(error)
-        measures["quadratic_kappa"] = dataclasses.asdict(check.bootstrap(check.quadratic_kappa, scores, right))
-        measures["tau_a"], measures["tau_b"] = check.kendall(expected, right.astype(np.float64))
-    return measures

@@ -11,6 +11,8 @@ from jaxtyping import Bool, Float, Int
 from scipy.optimize import isotonic_regression
 from scipy.stats import rankdata
 
+from regrasp.rl.statistics import wilson_interval
+
 LEVELS = 5
 
 
@@ -108,6 +110,12 @@ def voc_pearson(progress: Float[np.ndarray, " t"]) -> float:
     return pearson(progress, np.arange(len(progress), dtype=np.float64))
 
 
+def mean_of_defined(values: Float[np.ndarray, " n"]) -> float:
+    """The mean of the values that are defined; NaN where none is."""
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
 def kendall(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> tuple[float, float]:
     """Kendall's tau-a and tau-b.
 
@@ -121,6 +129,34 @@ def kendall(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> tuple[flo
     pairs, net = len(da), float((da * db).sum())
     untied = float(np.sqrt(float((da != 0).sum()) * float((db != 0).sum())))
     return net / pairs if pairs else float("nan"), net / untied if untied else float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bin:
+    """Attempts of like probability.
+
+    Attributes:
+        probability: The mean that was said.
+        share: How many of them were successes, with the Wilson interval.
+        count: How many attempts they are.
+    """
+
+    probability: float
+    share: Interval
+    count: int
+
+
+def reliability(probability: Float[np.ndarray, " n"], truth: Bool[np.ndarray, " n"], *, bins: int = 10) -> list[Bin]:
+    """Return the bins of equal width that hold an attempt, in order: what was said, and what was true."""
+    place = np.minimum((probability * bins).astype(np.int64), bins - 1)
+    found = []
+    for number in np.unique(place):
+        members = place == number
+        share = wilson_interval(int(truth[members].sum()), int(members.sum()))
+        interval = Interval(value=share.value, low=share.low, high=share.high)
+        said = float(probability[members].mean())
+        found.append(Bin(probability=said, share=interval, count=int(members.sum())))
+    return found
 
 
 def calibration_error(probability: Float[np.ndarray, " n"], truth: Bool[np.ndarray, " n"], *, bins: int = 10) -> float:
@@ -156,23 +192,41 @@ def fit_calibration(progress: Float[np.ndarray, " n"], truth: Bool[np.ndarray, "
     return Calibration(progress=places, probability=np.asarray(fitted, dtype=np.float64))
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """The half of the attempts that a calibration was not fitted on.
+
+    Attributes:
+        raw: Their progress, taken as a probability of success.
+        mapped: The same through the calibration.
+        truth: Whether they succeeded.
+        calibration: What was fitted on the other half.
+    """
+
+    raw: Float[np.ndarray, " n"]
+    mapped: Float[np.ndarray, " n"]
+    truth: Bool[np.ndarray, " n"]
+    calibration: Calibration
+
+
 def held_out_calibration(
     progress: Float[np.ndarray, " n"], truth: Bool[np.ndarray, " n"], *, seed: int = 0
-) -> tuple[float, float]:
-    """The calibration error on one half of the episodes, raw and through a map fitted on the other half.
+) -> HeldOut | None:
+    """Fit a calibration on one half of the attempts, and return how it does on the other.
 
-    The halves are drawn anew within successes and failures, so that each has its share; NaN below two of each.
+    The halves are drawn within successes and within failures, so that each has its share; None below two of each.
     """
     random = np.random.default_rng(seed)
     fitted_on = np.zeros(len(truth), dtype=bool)
     for kind in (truth, ~truth):
         places = random.permutation(np.flatnonzero(kind))
         if len(places) < 2:
-            return float("nan"), float("nan")
+            return None
         fitted_on[places[: len(places) // 2]] = True
     calibration = fit_calibration(progress[fitted_on], truth[fitted_on])
     rest = ~fitted_on
-    return calibration_error(progress[rest], truth[rest]), calibration_error(calibration(progress[rest]), truth[rest])
+    raw = progress[rest]
+    return HeldOut(raw=raw, mapped=calibration(raw), truth=truth[rest], calibration=calibration)
 
 
 def bootstrap(

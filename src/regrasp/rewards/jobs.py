@@ -13,8 +13,10 @@ from regrasp.data.dataset import Dataset
 FIELDS = ("id", "task", "videos")
 RUBRIC_FIELDS = (*FIELDS, "robot", "cameras", "rubric")
 _MARKS_TOLERANCE = 1e-6
-Control = Literal["reversed", "truncated", "frozen", "wrong instruction"]
-"""How an attempt is spoilt to see whether a judge notices."""
+Control = Literal["reversed", "truncated", "frozen", "wrong instruction", "prefix", "reversed prefix"]
+"""How an attempt is spoilt to see whether a judge notices, or shown in part to see how its scores follow time."""
+CONTROLS: tuple[Control, ...] = ("reversed", "truncated", "frozen", "wrong instruction")
+"""Those that spoil a success."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +61,9 @@ class Job:
         cameras: A description of each camera, in order.
         rubric: The steps of a rubric.
         episode: The episode of a dataset.
-        control: How it is spoilt on purpose: played backwards, cut to its first third, its first frame throughout, or
-            with another instruction as ``task``.
+        control: How it is changed on purpose: played backwards, cut to its first third, its first frame throughout,
+            with another instruction as ``task``, or only its beginning, forwards or backwards.
+        shown: The share of the attempt that is shown, from its start as it is played.
     """
 
     id: str
@@ -71,6 +74,7 @@ class Job:
     rubric: tuple[RubricStep, ...] = ()
     episode: Episode | None = None
     control: Control | None = None
+    shown: float = 1.0
 
     @property
     def digest(self) -> str:
@@ -81,7 +85,7 @@ class Job:
         if self.episode is not None:
             place = self.episode
             source = [place.dataset.name, place.dataset.index().fingerprint, place.number, list(place.cameras)]
-        spoilt = [] if self.control is None else [self.control]
+        spoilt = [] if self.control is None else [self.control, *([self.shown] if self.shown != 1 else [])]
         return digest([self.task, self.robot, list(self.cameras), steps, source, *spoilt])
 
 

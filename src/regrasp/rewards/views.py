@@ -71,17 +71,16 @@ class Views:
             message = f"Job {job.id!r} has {len(self.names)} views; a collage holds at most {MOST_VIEWS}. Mend: fewer."
             raise ConfigError(message)
         self._order = np.arange(len(self.timestamps))
-        if job.control is not None:
-            self._spoil(job.control)
+        self._change(job.control, job.shown)
 
-    def _spoil(self, control: Control) -> None:
+    def _change(self, control: Control | None, shown: float) -> None:
         """Show the frames in another order, fewer of them, or one throughout; the cameras stay together."""
-        if control == "reversed":
+        if control in ("reversed", "reversed prefix"):
             self._order = self._order[::-1]
         elif control == "frozen":
             self._order = np.zeros_like(self._order)
-        elif control == "truncated":
-            self.timestamps = self.timestamps[: max(1, round(len(self.timestamps) / 3))]
+        if shown < 1:
+            self.timestamps = self.timestamps[: max(1, round(len(self.timestamps) * shown))]
             self.duration_s = _duration(self.timestamps, self.fps)
 
     def _open_episode(self, job: Job) -> None:
