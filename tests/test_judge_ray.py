@@ -5,28 +5,30 @@ The tests that start Ray are slow ones; what needs no cluster is tested in test_
 
 import asyncio
 import os
+import re
+import shutil
 import signal as signals
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from regrasp.core.errors import ConfigError
-from regrasp.rewards import ray_bench
-from regrasp.rewards.engine import EngineError, EngineUnavailable, JudgeEngine, MissingCapability, Reply, Request
+from regrasp.rewards.engine import JudgeEngine, Reply, Request
 from regrasp.rewards.jobs import Job
 from regrasp.rewards.ray_bench import RayBench
 from regrasp.rewards.rows import RowFile
 from regrasp.rewards.run import RunReport, judge_on
-from tests.judge_engine import ABLE, ScriptedEngine, bright_is_good
+from tests.datasets import EpisodeSpec, write_dataset
+from tests.judge_engine import ScriptedEngine
+from tests.stage_runs import succeeds
 from tests.test_judge_run import PROFILE, TERMINAL, judge, lines, write_jobs
+from tests.tiny_judge import write_tiny_judge
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
@@ -147,3 +149,44 @@ def test_a_run_that_is_killed_leaves_no_process_and_is_resumed_with_or_without_r
     assert len(again.asked) <= 20
     asked = [request for _, request in noted(tmp_path)]
     assert len(asked) - len(set(asked)) <= 2 * (4 + 2)  # those under way when it was killed, and a moment later
+
+
+MACHINES = """
+import sys
+from ray.cluster_utils import Cluster
+small = {"num_cpus": 1, "object_store_memory": 100 << 20, "include_dashboard": False}
+cluster = Cluster(initialize_head=True, head_node_args=small)
+cluster.add_node(**small)
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+
+
+@pytest.fixture
+def cluster_of_two(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a cluster of two machines, as far as Ray can tell."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", os.environ.get("RAY_AUTH_TOKEN", "0" * 64))
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    folder = Path("/tmp/ray")  # where a cluster notes its address, whatever folder it is given
+    ours = not folder.exists()
+    command = [sys.executable, "-c", MACHINES]
+    machines = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert machines.stdout is not None
+    try:
+        yield next(line.strip() for line in machines.stdout if re.fullmatch(r"[\d.]+:\d+\n", line))
+    finally:
+        machines.communicate()
+        if ours:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_model_in_process_judges_a_dataset_on_two_machines_of_a_cluster(cluster_of_two: str, tmp_path: Path):
+    cameras = {"observation.images.a": (48, 72), "observation.images.b": (48, 72)}
+    dataset = write_dataset(tmp_path / "pick", cameras=cameras, episodes=[EpisodeSpec(n) for n in (9, 7, 12, 5)])
+    judged_by = ["--engine", "transformers", "--model", write_tiny_judge(tmp_path / "tiny"), "--cameras", *cameras]
+    words = ["annotate", "terminal", "--dataset", dataset, *judged_by]
+    succeeds(*words, "--output", tmp_path / "alone.jsonl")
+    said = succeeds(*words, "--output", tmp_path / "rows.jsonl", "--ray", cluster_of_two)
+    assert "4 judged, 0 had been already, 0 without a row" in said
+    assert lines(tmp_path / "rows.jsonl") == lines(tmp_path / "alone.jsonl")
