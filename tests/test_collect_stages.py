@@ -1,6 +1,7 @@
 """`regrasp demos`, `rollout` and `evaluate`, end to end with a small policy."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from regrasp.collect.collection import episode_seeds
 from regrasp.collect.environments import describe_environment
 from regrasp.collect.evaluate import Evaluation, compare, compare_all, results_table
 from regrasp.core.errors import ConfigError
+from tests.policy_checkpoints import write_flow_policy
 
 pytest.importorskip("metaworld", reason="needs the extra metaworld")
 
@@ -24,26 +26,7 @@ REACH = ("--env", "metaworld:reach-v3", *SHORT, "--workers", "0")
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A flow policy with random weights, in LeRobot's layout."""
-    import torch
-    from lerobot.configs import FeatureType, PolicyFeature
-
-    from regrasp.models.flow_policy import FlowConfig, FlowPolicy, make_regrasp_flow_pre_post_processors
-
-    torch.manual_seed(0)
-    config = FlowConfig(
-        device="cpu",
-        input_features={"observation.state": PolicyFeature(FeatureType.STATE, (39,))},
-        output_features={"action": PolicyFeature(FeatureType.ACTION, (4,))},
-        chunk_size=6,
-        n_action_steps=5,
-        hidden_dim=16,
-        push_to_hub=False,
-    )
-    path = tmp_path_factory.mktemp("policy") / "flow"
-    FlowPolicy(config).save_pretrained(path)
-    for processor in make_regrasp_flow_pre_post_processors(config):
-        processor.save_pretrained(path)
-    return path
+    return write_flow_policy(tmp_path_factory.mktemp("policy") / "flow", {"observation.state": (39,)}, 4)
 
 
 def files(root: Path) -> dict[str, bytes]:
@@ -151,6 +134,48 @@ def test_what_does_not_fit_is_refused(
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["evaluate", str(tmp_path), *REACH]) == 2
     assert "config.json and model.safetensors are needed; found an empty folder" in capsys.readouterr().err
+
+
+def changed(checkpoint: Path, path: Path, before: str, after: str) -> Path:
+    """A copy of a checkpoint with another config."""
+    shutil.copytree(checkpoint, path)
+    (path / "config.json").write_text((path / "config.json").read_text().replace(before, after))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ('"regrasp_flow"', '"regrasp_flw"', "is of type 'regrasp_flw', which is not installed here. Did you mean"),
+        ('"hidden_dim"', '"hiden_dim"', "cannot be loaded (DecodingError: The fields `hiden_dim` are not valid"),
+        ("{", "", "is not JSON"),
+        ('"hidden_dim": 16', '"hidden_dim": 32', "weights in"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_loaded_is_refused_with_the_reason(
+    checkpoint: Path, tmp_path: Path, before: str, after: str, message: str, capsys: pytest.CaptureFixture[str]
+):
+    broken = changed(checkpoint, tmp_path / "broken", before, after)
+    assert main(["evaluate", str(broken), *REACH, "--episodes", "1"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("CheckpointError: ")
+    assert message in error
+
+
+def test_a_policy_that_gives_nan_is_stopped_and_nothing_is_recorded(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    from safetensors.torch import load_file, save_file
+
+    broken = changed(checkpoint, tmp_path / "broken", "", "")
+    weights = load_file(broken / "model.safetensors")
+    weights["velocity.output.bias"][:] = float("nan")
+    save_file(weights, broken / "model.safetensors")
+    words = [*REACH, "--record", str(tmp_path / "a"), "--episodes", "4"]
+    assert main(["rollout", str(broken), *words]) == 2
+    assert "gave NaN or infinite actions for metaworld:reach-v3 in copies 0, 1, 2, 3" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+    assert main(["rollout", str(checkpoint), *words]) == 0  # what was begun is in no one's way
 
 
 def evaluation(policy: str, *outcomes: int, seeds: int = 0) -> Evaluation:

@@ -268,6 +268,22 @@ def test_filtering_where_nothing_succeeded_is_refused(tmp_path: Path):
         run(fit({"rollouts": (tmp_path / "rollouts",)}, tmp_path / "policy", episodes="success"))
 
 
+def test_several_tasks_are_never_mixed_unasked_since_the_policy_reads_no_text(tmp_path: Path):
+    episodes = [EpisodeSpec(5, task=task) for task in ("open", "open", "open", "close", "close", "close")]
+    rollouts = {"rollouts": (write_dataset(tmp_path / "rollouts", episodes=episodes, camera_kind="none"),)}
+    with pytest.raises(ConfigError, match=r"reads no task text.* the data have 2: 'open', 'close'. .*--tasks 'open'"):
+        run(fit(rollouts, tmp_path / "policy"))
+    with pytest.raises(ConfigError, match=r"No episode is of the task 'clsoe'. Did you mean 'close'"):
+        run(fit(rollouts, tmp_path / "policy", tasks=("clsoe",)))
+    assert not (tmp_path / "policy").exists()
+    run(fit(rollouts, tmp_path / "one", tasks=("close",)))
+    record = json.loads((tmp_path / "one" / "regrasp.json").read_text())
+    assert record["datasets"][0]["episodes"] == 3
+    assert set(record["datasets"][0]["held_out_episodes"]) < {3, 4, 5}
+    run(fit(rollouts, tmp_path / "both", tasks=("close", "open")))
+    assert json.loads((tmp_path / "both" / "regrasp.json").read_text())["datasets"][0]["episodes"] == 6
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

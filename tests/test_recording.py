@@ -224,9 +224,16 @@ def test_other_settings_are_refused_with_what_differs(tmp_path: Path):
     path = record(tmp_path / "a")
     with pytest.raises(ConfigError, match=r"settings\.seed was 4, is 5"):
         Recording(path, replace(HEADER, settings={"seed": 5}))
-    Recording(tmp_path / "b", HEADER)
+    Recording(tmp_path / "b", HEADER).save(0, episode(0))
     with pytest.raises(ConfigError, match=r"unfinished recording.*policy was 'runs/a', is 'runs/b'"):
         Recording(tmp_path / "b", replace(HEADER, policy="runs/b"))
+
+
+def test_a_recording_in_which_nothing_was_saved_is_in_no_one_s_way(tmp_path: Path):
+    Recording(tmp_path / "a", HEADER)
+    other = replace(HEADER, policy="runs/b")
+    assert record(tmp_path / "a", header=other) == tmp_path / "a"
+    assert json.loads((tmp_path / "a/meta/recording.json").read_text()) == other.to_json()
 
 
 def test_a_folder_with_something_else_is_never_written_over(tmp_path: Path):

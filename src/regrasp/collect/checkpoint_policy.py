@@ -14,7 +14,7 @@ import torch
 
 import regrasp.models.flow_policy  # noqa: F401 - registers the reference policy with LeRobot
 from regrasp.collect.environment import IMAGES, CameraSpec, EnvironmentSpec, Observation
-from regrasp.core.errors import CheckpointError, ConfigError, listing
+from regrasp.core.errors import CheckpointError, ConfigError, RegraspError, listing, nearest
 from regrasp.models.flow_policy import FlowPolicy
 
 _STREAM = 0x464C4F57  # keeps the sampling noise apart from whatever else is drawn from an episode's seed
@@ -56,7 +56,7 @@ def checkpoint_fingerprint(path: Path) -> str:
 def checkpoint_cameras(path: Path) -> tuple[CameraSpec, ...]:
     """Return the cameras that a checkpoint's policy looks through, as its config names and sizes them."""
     checkpoint_fingerprint(path)
-    features: dict[str, dict[str, Any]] = json.loads((path / "config.json").read_text()).get("input_features") or {}
+    features: dict[str, dict[str, Any]] = _read_config(path).get("input_features") or {}
     return tuple(
         CameraSpec(name=key.removeprefix(f"{IMAGES}."), height=feature["shape"][1], width=feature["shape"][2])
         for key, feature in features.items()
@@ -87,6 +87,7 @@ class CheckpointPolicy:
             ConfigError: its sizes or its settings do not fit.
         """
         checkpoint_fingerprint(path)
+        _check_type(path)
         from lerobot.configs import PreTrainedConfig
         from lerobot.policies.factory import get_policy_class, make_pre_post_processors
 
@@ -100,8 +101,14 @@ class CheckpointPolicy:
             self._before, self._after = make_pre_post_processors(
                 config, pretrained_path=str(path), preprocessor_overrides=overrides
             )
-        except (OSError, KeyError, RuntimeError, ImportError) as error:
-            raise CheckpointError(f"The policy '{path}' cannot be loaded ({type(error).__name__}: {error}).") from error
+        except RegraspError:
+            raise
+        except Exception as error:  # each policy and each of LeRobot's parsers has its own kinds
+            said = " ".join(str(error).split())
+            raise CheckpointError(
+                f"The policy '{path}' cannot be loaded ({type(error).__name__}: {said:.400}). Mend: use the versions "
+                f"of LeRobot and of the policy's package that wrote it."
+            ) from error
         _check_sizes(config, spec, path)
         if device == "cpu" and not spec.cameras:
             torch.set_num_threads(1)  # a small network gains nothing from more, and loses much beside busy workers
@@ -130,6 +137,33 @@ class CheckpointPolicy:
         else:
             chunk = self._policy.select_action(batch)[:, None]
         return self._after(chunk).float().cpu().numpy()
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads((path / "config.json").read_text())
+    except ValueError as error:
+        raise CheckpointError(
+            f"'{path / 'config.json'}' is not JSON ({error}), so there is no policy in it."
+        ) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"'{path / 'config.json'}' is not the config of a policy; it holds {content!r:.60}.")
+    return content
+
+
+def _check_type(path: Path) -> None:
+    """Refuse a type of policy that this installation does not have."""
+    from lerobot.configs import PreTrainedConfig
+    from lerobot.utils.import_utils import register_third_party_plugins
+
+    register_third_party_plugins()
+    kind = _read_config(path).get("type")
+    known = sorted(PreTrainedConfig.get_known_choices())
+    if kind not in known:
+        raise CheckpointError(
+            f"The policy '{path}' is of type {kind!r}, which is not installed here.{nearest(str(kind), known)} There "
+            f"are: {listing(known, 40)}. Mend: install the package that has it, whose name begins with lerobot_policy_."
+        )
 
 
 def _stream(seed: int) -> int:
@@ -164,6 +198,7 @@ def _check_sizes(config: Any, spec: EnvironmentSpec, path: Path) -> None:  # noq
             f"policy was trained for, or train one for this."
         )
     if missing:
+        gives = listing(key for key in given if key != "action")
         raise ConfigError(
-            f"The policy '{path}' needs {listing(missing)}, which {spec.name} does not give; it gives {listing(given)}."
+            f"The policy '{path}' needs {listing(missing)}, which {spec.name} does not give; it gives {gives}."
         )

@@ -190,6 +190,8 @@ def _with_baseline(policies: Mapping[str, Evaluation], baseline: str | None) -> 
 
 
 def _interval(interval: Interval, digits: int) -> str:
+    if interval.value != interval.value:
+        return "undefined"
     return f"{interval.value:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
 
 

@@ -74,7 +74,7 @@ class Recording:
                 f"--record, or remove this one."
             )
         found = _read_header(self._folder / HEADER)
-        if found is not None and found != header.to_json():
+        if found is not None and found != header.to_json() and self.finished():
             raise ConfigError(
                 f"'{self._folder}' is an unfinished recording that was begun with other settings. "
                 f"{_differences(found, header.to_json())} Run that one again to finish it, or remove the folder."

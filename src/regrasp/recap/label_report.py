@@ -1,5 +1,6 @@
 """What a person and RLinf's tools are told about new labels."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from regrasp.data.rlinf import mixture_with, read_mixture
 from regrasp.recap.frames import Part
+from regrasp.recap.outcome_signal import one_sided
 from regrasp.recap.thresholds import Labelling, LabelSettings, Thresholds
 
 
@@ -42,7 +44,14 @@ def report_lines(
         "Positive frames:",
         *_fraction_lines(labellings, counts),
         f"Positive by rule: {' and '.join(forced) or 'nothing'}; {driven} correction frames in the data",
+        *one_sided((task, outcome) for item in labellings for task, outcome in _attempts(item)),
     ]
+
+
+def _attempts(item: Labelling) -> Iterator[tuple[str, str]]:
+    index = item.part.index
+    for position in item.part.keep.tolist():
+        yield index.task[position], item.outcomes.get(str(int(index.episode_index[position])), "unknown")
 
 
 def _threshold_lines(counts: list[LabelCount], thresholds: Thresholds) -> list[str]:

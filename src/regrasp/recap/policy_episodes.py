@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Bool
 
-from regrasp.core.errors import ConfigError, OutcomeError, listing
+from regrasp.core.errors import ConfigError, OutcomeError, listing, nearest
 from regrasp.core.outcome import Outcome, Source
 from regrasp.data.dataset import Dataset
 from regrasp.data.outcomes import read_outcomes
@@ -54,7 +54,13 @@ class PolicyEpisodes:
 
 
 def find_policy_episodes(
-    datasets: list[Dataset], tag: str | None, *, only_successes: bool, holdout: float, seed: int
+    datasets: list[Dataset],
+    tag: str | None,
+    *,
+    only_successes: bool,
+    holdout: float,
+    seed: int,
+    tasks: tuple[str, ...] | None = None,
 ) -> PolicyEpisodes:
     """Find the episodes to train on, and hold some out, by dataset, task and outcome.
 
@@ -64,11 +70,13 @@ def find_policy_episodes(
         only_successes: Leave out what is not known to be a success.
         holdout: The share of episodes to hold out; 0 for none.
         seed: Which are drawn.
+        tasks: Whose episodes; where it is left out, the data must be of one task.
 
     Raises:
         MissingSidecar, SidecarError: The labels are missing, or do not fit the datasets.
         OutcomeError: Only successes are wanted and an outcome is unknown.
-        ConfigError: No episode is left, or there are too few to hold out any.
+        ConfigError: No episode is left, there are too few to hold out any, or there are several tasks and none is
+            named, since the flow policy reads no task text.
     """
     labels = None
     if tag is not None:
@@ -83,7 +91,8 @@ def find_policy_episodes(
             _episode(number, dataset, position, int(offset[position]), outcomes[-1])
             for position in _kept(dataset, sidecar)
         ]
-        episodes += [episode for episode in found if episode.success or not only_successes]
+        episodes += found
+    episodes = [e for e in _of_tasks(episodes, tasks) if e.success or not only_successes]
     if not episodes:
         raise ConfigError(
             f"None of the episodes of {listing(d.name for d in datasets)} is a success, so `--episodes success` leaves "
@@ -91,6 +100,24 @@ def find_policy_episodes(
         )
     held_out = _holdout(episodes, holdout, seed)
     return PolicyEpisodes(datasets=datasets, labels=labels, outcomes=outcomes, episodes=episodes, held_out=held_out)
+
+
+def _of_tasks(episodes: "list[EpisodeRef]", wanted: tuple[str, ...] | None) -> "list[EpisodeRef]":
+    """The episodes of the tasks that are wanted, or of the only one there is."""
+    there = list(dict.fromkeys(episode.task for episode in episodes))
+    if wanted is None and len(there) > 1:
+        raise ConfigError(
+            f"The flow policy reads no task text, so it cannot tell tasks apart, and the data have {len(there)}: "
+            f"{listing(map(repr, there))}. Mend: name one, --tasks {there[0]!r}, and train a policy for each; or name "
+            "several that are one task in other words, or whose observations tell them apart."
+        )
+    unknown = [task for task in wanted or () if task not in there]
+    if unknown:
+        raise ConfigError(
+            f"No episode is of the task {unknown[0]!r}.{nearest(unknown[0], there)} The data have: "
+            f"{listing(map(repr, there))}."
+        )
+    return [episode for episode in episodes if wanted is None or episode.task in wanted]
 
 
 def _episode(

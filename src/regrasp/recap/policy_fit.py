@@ -10,7 +10,7 @@ from regrasp.core.errors import ConfigError
 from regrasp.recap.fit_folder import claimed
 from regrasp.recap.policy_episodes import PolicyEpisodes, find_policy_episodes, held_out_groups, read_labels
 from regrasp.recap.policy_output import fit_settings, next_steps, report_lines, save_policy
-from regrasp.recap.selection import Selection, StageResult, open_datasets, tell
+from regrasp.recap.selection import Selection, StageResult, open_datasets
 from regrasp.recap.value_data import check_states, choose_cameras
 from regrasp.report.progress import count_steps
 from regrasp.rl.condition import Negatives
@@ -35,6 +35,8 @@ class PolicyFitConfig(Selection):
     """The share of samples whose condition is left out, so that guidance has a policy without it."""
     episodes: Literal["all", "success"] = "all"
     """Which episodes are imitated; success is filtered behaviour cloning."""
+    tasks: tuple[str, ...] | None = None
+    """Which tasks' episodes, by their texts. A flow policy reads no text: without this the data must be of one task."""
     weighting: Literal["none", "advantage"] = "none"
     """Advantage weighs each frame by exp(A / (temperature x std of A)) in place of a condition (AWR)."""
     temperature: float = 1.0
@@ -124,10 +126,8 @@ def run(config: PolicyFitConfig) -> StageResult:
         only_successes=config.episodes == "success",
         holdout=config.holdout,
         seed=config.seed,
+        tasks=config.tasks,
     )
-    tasks = {episode.task for episode in found.episodes}
-    if len(tasks) > 1:
-        tell(f"the flow policy reads no task text, and the data have {len(tasks)} tasks; it learns their mixture")
     cameras = choose_cameras(config.cameras, datasets)
     settings = fit_settings(config, found, cameras)
     claim = claimed(config.output, settings, what="policy fit", resume=config.resume, overwrite=config.overwrite)

@@ -237,5 +237,6 @@ class FlowPolicy(PreTrainedPolicy):
         try:
             return super()._load_as_safetensor(model, model_file, map_location, strict=True)
         except RuntimeError as error:
-            message = f"The weights in {model_file} do not fit the policy that its config describes. {error}"
+            said = " ".join(str(error).split())
+            message = f"The weights in {model_file} do not fit the policy that its config describes. {said:.400}"
             raise CheckpointError(message) from error
