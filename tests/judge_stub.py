@@ -88,6 +88,8 @@ class Quirks:
     """What the server does and does not do; by default all that vLLM does."""
 
     models: tuple[str, ...] = ("judge",)
+    alias: str | None = None
+    """What the model is called in answers, where that is not the name asked for."""
     lists_models: bool = True
     prefix: str = "/v1"
     key: str | None = None
@@ -292,7 +294,7 @@ def completion(body: dict[str, Any], authorization: str | None, quirks: Quirks, 
     ]
     answered = {
         "object": "chat.completion",
-        "model": body["model"],
+        "model": quirks.alias or body["model"],
         "choices": [choice(number, text, body, quirks, echo) for number, text in enumerate(texts)],
         "usage": {"prompt_tokens": len(prompt), "completion_tokens": sum(len(text.tokens) for text in texts)},
     }

@@ -470,8 +470,20 @@ def test_a_model_that_the_server_does_not_have_is_named_with_those_it_has(stub: 
         probe(stub, model="qwen3-vl-4b")
 
 
+def test_the_name_that_the_server_answers_by_is_kept_where_it_is_another(stub: Stub):
+    async def version() -> str:
+        engine = connect(stub)
+        await engine.probe()
+        await engine.close()
+        return engine.version
+
+    assert asyncio.run(version()) == "stub 1.2"
+    stub.quirks.alias = "judge-2026-11-30"
+    assert asyncio.run(version()) == "stub 1.2, answering as judge-2026-11-30"
+
+
 def test_an_address_without_v1_is_told_the_right_one(stub: Stub):
-    with pytest.raises(EngineUnavailable, match=rf"answers under {stub.url}\. Give --base-url that"):
+    with pytest.raises(EngineUnavailable, match=rf"answers under another path\. Give --base-url {stub.url}\."):
         probe(stub, base_url=stub.url.removesuffix("/v1"))
     with pytest.raises(EngineUnavailable, match="has no chat completions there"):
         probe(stub, base_url=stub.url.removesuffix("/v1") + "/api")

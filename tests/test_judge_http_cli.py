@@ -212,7 +212,7 @@ def test_an_address_of_something_else(tmp_path: Path, one: Path):
         right = command(one, stub, tmp_path / "rows.jsonl")
         wrong = stub.url.removesuffix("/v1")
         said = fails([wrong if word == stub.url else word for word in right], tmp_path)
-    assert f"answers under {stub.url}. Give --base-url that." in said
+    assert f"answers under another path. Give --base-url {stub.url}." in said
 
 
 def test_no_key_where_one_is_needed_and_a_wrong_one(tmp_path: Path, one: Path, monkeypatch: pytest.MonkeyPatch):

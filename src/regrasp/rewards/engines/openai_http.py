@@ -135,6 +135,8 @@ class OpenAIEngine:
                 )
                 self._dialect = await prober.dialect()
                 self.version = await self._server_version(owner)
+                if prober.answers_as not in (None, self.model):
+                    self.version += f", answering as {prober.answers_as}"
         return self._dialect
 
     async def _server_version(self, owner: str | None) -> str:

@@ -53,9 +53,10 @@ async def find_model(transport: Transport, model: str) -> str | None:
         raise transport.refusal(response, model, PROBE)
     listed = _listed(response)
     if listed is None:
-        if response.status_code == 404 and _listed(await transport.get("v1/models")) is not None:
+        if response.status_code == 404 and (await transport.get("v1/models")).status_code != 404:
             raise EngineUnavailable(
-                f"The server at {transport.shown_url} answers under {transport.shown_url}/v1. Give --base-url that."
+                f"The server at {transport.shown_url} answers under another path. Give --base-url"
+                f" {transport.shown_url}/v1."
             )
         return response.headers.get("server")  # it lists nothing; the first request will tell
     if listed and model not in listed and not Path(model).is_dir():
@@ -83,6 +84,8 @@ class Prober:
         self._model = model
         self._frames_as = frames_as
         self._quality = jpeg_quality
+        self.answers_as: str | None = None
+        """What the server calls the model in its answers."""
 
     async def dialect(self) -> Dialect:
         """Return all that was found; an ``EngineError`` where not even a plain question is answered."""
@@ -124,11 +127,13 @@ class Prober:
         for dialect in (Dialect(), newer):
             body = chat_body(self._model, QUESTION, (), dialect, constraint=None, logprobs=False)
             try:
-                read_reply(await self._transport.post("chat/completions", body, PROBE), PROBE)
+                payload = await self._transport.post("chat/completions", body, PROBE)
+                read_reply(payload, PROBE)
             except EngineError as error:
                 if dialect is newer or newer.limit not in str(error):
                     raise
             else:
+                self.answers_as = str(payload["model"]) if payload.get("model") else None
                 return dialect
         raise AssertionError
 

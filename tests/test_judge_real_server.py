@@ -1,0 +1,164 @@
+"""The `openai` engine with `transformers serve`, a real server on loopback, and a tiny random Qwen3-VL.
+
+It needs `transformers[serving]`, which the development environment does not hold. REGRASP_SERVE_PYTHON names the Python
+of an environment that does:
+
+    uv venv --python 3.12 /tmp/serve && uv pip install --python /tmp/serve torch torchvision 'transformers[serving]'
+    REGRASP_SERVE_PYTHON=/tmp/serve/bin/python python -m pytest -m slow tests/test_judge_real_server.py
+"""
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from regrasp.rewards.engines.openai_transport import API_KEY_VARIABLES
+from tests.judge_engine import write_gray
+from tests.stage_runs import refused, regrasp, succeeds
+from tests.tiny_judge import write_tiny_judge
+
+SERVE_PYTHON = "REGRASP_SERVE_PYTHON"
+NEEDED = ("fastapi", "uvicorn", "openai")
+PROFILE = """
+name: short
+version: 1
+dense: {prompt: 'Of "{task}", mark {steps} half seconds.', max_tokens: 24, cell_height: 64}
+rubric: {prompt: 'Mark "{task}": {rubric}', max_tokens: 24, cell_height: 64, temperature: 1.0, frames_per_second: 2,
+         most_frames: 8}
+terminal: {prompt: 'How far did "{task}" come?', prefill: "ANSWER: ", max_tokens: 8}
+"""
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where it is, and the folder of the model that it was started with."""
+
+    url: str
+    model: Path
+
+
+def serving_python() -> str:
+    """The Python that can run the server; a skip that says what is missing where there is none."""
+    named = os.environ.get(SERVE_PYTHON)
+    if named:
+        return named
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"transformers serve needs {', '.join(missing)}; set {SERVE_PYTHON} to a Python that has them")
+    return sys.executable
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    python, folder = serving_python(), tmp_path_factory.mktemp("serve")
+    model = write_tiny_judge(folder / "tiny")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [
+        python,
+        "-m",
+        "transformers.cli.transformers",
+        "serve",
+        str(model),
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub")}
+    with (folder / "log").open("w") as log:
+        command = [*words, "--host", "127.0.0.1", "--port", str(port)]
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder)
+    try:
+        wait_until_it_answers(port, process, folder / "log")
+        yield Server(f"http://127.0.0.1:{port}/v1", model)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def wait_until_it_answers(port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + 300
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                return
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            assert process.poll() is None, log.read_text()[-2000:]
+            assert time.monotonic() < deadline, log.read_text()[-2000:]
+            time.sleep(0.5)
+
+
+@pytest.fixture
+def flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Two cameras' views of one attempt, and a profile of few tokens."""
+    for name in API_KEY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    views = [write_gray(tmp_path / f"{name}.mp4", [200] * 20) for name in ("left", "right")]
+    (tmp_path / "short.yaml").write_text(PROFILE)
+    return ["--video", *views, "--task", "Shine.", "--profile", tmp_path / "short.yaml"]
+
+
+def row_of(path: Path) -> dict:
+    (line,) = path.read_text().splitlines()
+    return json.loads(line)
+
+
+def test_pictures_are_read_and_what_does_not_parse_is_invalid(server: Server, flags: list[object], tmp_path: Path):
+    out, where = tmp_path / "dense.jsonl", ["--model", server.model, "--base-url", server.url]
+    said = succeeds("annotate", "dense", *flags, "--output", out, *where)
+    row = row_of(out)
+    # eight frames of 64x192 for two seconds: each picture is 2 x 6 merged patches, and its time in words
+    assert row["frames"] == [[8]]
+    assert row["prompt_tokens"] > 8 * 12
+    assert row["completion_tokens"] <= 24
+    assert row["invalid"]  # random weights do not answer in digits
+    assert row["invalid_clips"][0]["raw"]
+    assert row["engine_version"] == f"uvicorn, answering as {server.model}@main"
+    assert "requests and 0 attempts repeated" in said
+
+
+def test_samples_are_drawn_one_by_one_since_it_ignores_n(server: Server, flags: list[object], tmp_path: Path):
+    rubric = {"rubric": [{"action": "a", "grading": [{"label": "no", "points": 0}, {"label": "yes", "points": 1}]}]}
+    (tmp_path / "rubric.json").write_text(json.dumps(rubric))
+    out, where = tmp_path / "rubric.jsonl", ["--model", server.model, "--base-url", server.url]
+    words = ["--rubric", tmp_path / "rubric.json", "--num-samples", 3, "--output", out]
+    succeeds("annotate", "rubric", *flags, *words, *where)
+    row = row_of(out)
+    assert row["frames"] == [[4, 4]]
+    assert len(row["samples"]) == len(row["raw"]) == 3
+    assert row["completion_tokens"] <= 3 * 24
+    assert "a reply was cut off at the most tokens" in row["flags"]
+
+
+def test_scores_are_refused_since_it_gives_no_log_probabilities(server: Server, flags: list[object], tmp_path: Path):
+    where = ["--model", server.model, "--base-url", server.url]
+    said = refused("annotate", "terminal", *flags, "--output", tmp_path / "rows.jsonl", *where)
+    assert "does not give log-probabilities" in said
+    assert not (tmp_path / "rows.jsonl").exists()
+
+
+def test_an_address_without_v1_is_told_the_right_one(server: Server, flags: list[object], tmp_path: Path):
+    where = ["--model", server.model, "--base-url", server.url.removesuffix("/v1")]
+    assert f"Give --base-url {server.url}" in refused("annotate", "dense", *flags, "--output", tmp_path / "x", *where)
+
+
+def test_a_run_that_is_repeated_asks_nothing(server: Server, flags: list[object], tmp_path: Path):
+    words = ["--output", tmp_path / "rows.jsonl", "--model", server.model, "--base-url", server.url]
+    succeeds("annotate", "dense", *flags, *words)
+    words[-1] = "http://127.0.0.1:9/v1"
+    again = regrasp("annotate", "dense", *flags, *words)
+    assert (again.code, "0 judged, 1 had been already" in again.out) == (0, True)
