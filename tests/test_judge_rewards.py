@@ -1,30 +1,28 @@
 """Dense scores as rewards: worked by hand, and refused where they do not cover what is asked."""
 
-import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from regrasp.data.dataset import open_dataset
 from regrasp.data.sidecar import read_provenance
 from regrasp.recap.judge_rewards import judged_tables, parse_rewards
 from tests.datasets import EpisodeSpec, write_dataset
-from tests.stage_runs import refused, sidecar, succeeds
+from tests.judge_rows import write_rows
+from tests.stage_runs import keys, refused, sidecar, succeeds
 
 MAP = "{1: -2, 2: -1.5, 3: -1}"
 
 
 def write_scores(dataset: Path, tag: str, halves: dict[int, list[int | None]]) -> None:
-    """Write rows as `regrasp annotate dense` keeps them."""
-    fingerprint = open_dataset(dataset).index().fingerprint
-    keys = {"signal": "dense", "config": "c", "job": "j", "control": None}
-    rows = [
-        {"id": f"d/{number}", **keys, "dataset": {"fingerprint": fingerprint, "episode_index": number}}
-        | {"half_seconds": scores, "invalid": not any(scores)}
-        for number, scores in halves.items()
-    ]
-    (dataset / f"meta/dense_{tag}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fields = {n: {"half_seconds": scores, "invalid": not any(scores)} for n, scores in halves.items()}
+    write_rows(dataset, "dense", tag, fields)
+
+
+def write_points(dataset: Path, tag: str, points: dict[int, list[float] | None]) -> None:
+    write_rows(dataset, "rubric", tag, {n: {"points": own, "invalid": own is None} for n, own in points.items()})
 
 
 @pytest.fixture
@@ -70,6 +68,46 @@ def test_other_scores_are_other_returns(dataset: Path):
     assert "--overwrite" in refused(*words)
 
 
+def test_a_rubrics_points_are_added_at_the_end(dataset: Path):
+    write_points(dataset, "j", {0: [0.4, 0.6], 3: [0.25, 0]})
+    common = ["--rollouts", dataset, "--rewards", "rubric:j", "--map", 20]
+    succeeds("returns", *common, "--tag", "x", "--failure-penalty", 10)
+    found = sidecar(dataset, "returns", "x")
+    # success: full marks are worth 20 frames; failure: a quarter of them on top of -10
+    assert found["reward"].tolist() == [-1, -1, -1, -1, 20, -1, -1, -1, -10 + 5]
+    assert found["return"].tolist() == [16, 17, 18, 19, 20, -8, -7, -6, -5]
+    made = read_provenance(dataset / "meta/returns_x.parquet")
+    assert made is not None
+    assert made.scale == {"scope": "task", "scales": {"put the cube in the box": [-8.0, 20.0]}}
+    assert [made.config[name] for name in ("rewards", "map", "points_added_at")] == ["rubric:j", "20", "the last frame"]
+    # task_horizon: 5 frames and the worth of full marks, so that a failure which earned all is no success
+    write_points(dataset, "all", {0: [0, 0], 3: [0.4, 0.6]})
+    succeeds("returns", *common[:2], "--rewards", "rubric:all", "--map", 20, "--tag", "y")
+    returns = sidecar(dataset, "returns", "y")["return"]
+    assert returns.tolist() == [-4, -3, -2, -1, 0, -8, -7, -6, -5]
+    assert returns[5:].max() < returns[:5].min()
+
+
+def test_labels_come_from_returns_with_points_too(dataset: Path):
+    write_points(dataset, "j", {0: [0.4, 0.6], 3: [0.25, 0]})
+    words = ["--rewards", "rubric:j", "--map", 20, "--failure-penalty", 10]
+    succeeds("returns", "--rollouts", dataset, *words, "--tag", "x")
+    # exact values in the unit of the scale [-8, 20]: (G - 20)/28
+    exact = (sidecar(dataset, "returns", "x")["return"].astype(np.float64) - 20) / 28
+    table = pa.table({**keys(dataset), "value": exact.astype(np.float32)})
+    pq.write_table(table, dataset / "meta/values_x.parquet")
+    succeeds("advantages", "--rollouts", dataset, "--returns", "x", "--values", "x", "--tag", "x")
+    assert sidecar(dataset, "advantages", "x")["advantage_continuous"] == pytest.approx(np.zeros(9), abs=1e-6)
+
+
+def test_points_that_do_not_cover_the_run_are_refused(dataset: Path):
+    write_points(dataset, "half", {0: [0.4, 0.6]})
+    write_points(dataset, "mute", {0: [0.4, 0.6], 3: None})
+    for tag in ("half", "mute"):
+        said = refused("returns", "--rollouts", dataset, "--rewards", f"rubric:{tag}", "--map", 20, "--tag", "x")
+        assert "episodes 3: not judged, or with an invalid reply" in said
+
+
 def test_scores_that_do_not_cover_the_run_are_refused(dataset: Path):
     words = ["returns", "--rollouts", dataset, "--map", MAP, "--tag", "x", "--rewards"]
     assert "no dense scores tagged 'none'" in refused(*words, "dense:none")
@@ -94,6 +132,14 @@ def test_scores_that_do_not_cover_the_run_are_refused(dataset: Path):
         ("dense:j", "{1: -2, 2: -1, 3: true}"),
         ("dense:j", "-1"),
         ("dense:j", "{"),
+        ("dense:j", "100"),
+        ("rubric:", "100"),
+        ("rubric:j", None),
+        ("rubric:j", MAP),
+        ("rubric:j", "0"),
+        ("rubric:j", "-1"),
+        ("rubric:j", ".inf"),
+        ("rubric:j", "true"),
     ],
 )
 def test_a_map_that_says_nothing_clear_is_refused(dataset: Path, source: str | None, mapping: str | None):
@@ -106,7 +152,7 @@ def test_without_either_flag_nothing_is_judged():
 
 
 def test_tables_run_from_the_end():
-    episodes = [np.array([-1.0, -2.0, -9.0]), np.array([-3.0, -9.0])]
-    rewards, returns = judged_tables(episodes, np.array([0.0, -5.0]), longest=3, discount=0.5)
+    episodes = [np.array([-1.0, -2.0, 0.0]), np.array([-3.0, 4.0])]
+    rewards, returns = judged_tables(episodes, np.array([0.0, -9.0]), longest=3, discount=0.5)
     assert rewards.tolist() == [[0, -2, -1], [-5, -3, 0]]
     assert returns.tolist() == [[0, -2, -2], [-5, -5.5, -2.75]]

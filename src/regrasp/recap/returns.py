@@ -18,6 +18,7 @@ from regrasp.data.rlinf import write_stats
 from regrasp.data.sidecar import SidecarWriter, all_exist_same, coded, sidecar_path
 from regrasp.data.storage import Transaction
 from regrasp.recap.judge_rewards import JudgedRewards, frame_rewards, judged_tables, parse_rewards
+from regrasp.recap.outcome_signal import one_sided
 from regrasp.recap.selection import Selection, StageResult, next_command, open_datasets, tell
 from regrasp.rl.returns import FailureReturn, return_table
 
@@ -47,9 +48,10 @@ class ReturnsConfig(Selection):
     unknown: Literal["error", "exclude"] = "error"
     """What to do with episodes whose outcome is unknown."""
     rewards: str | None = None
-    """Dense judge scores instead of -1 a frame: dense:TAG, as `regrasp annotate dense --tag TAG` kept them."""
+    """A judge's scores: dense:TAG in place of -1 a frame, or rubric:TAG to add a rubric's points at the end."""
     map: str | None = None
-    """What a frame of each score is worth, such as '{1: -2, 2: -1.5, 3: -1}'; goes with --rewards."""
+    """With dense:TAG a frame's reward for each score, such as '{1: -2, 2: -1.5, 3: -1}'; with rubric:TAG what full
+    marks are worth in frames, such as 100."""
     update_meta: bool = False
     """Also write RLinf's return and reward statistics into the datasets' meta/stats.json."""
     overwrite: bool = False
@@ -100,7 +102,7 @@ def run(config: ReturnsConfig) -> StageResult:
     if judged is not None:
         parts, tables = _with_judged(config, parts, tables, judged)
     scales = _scales(config, parts, tables)
-    plans = [(part, _provenance(config, part, tables, scales)) for part in parts]
+    plans = [(part, _provenance(config, part, tables, scales, judged)) for part in parts]
     lines = _summary(parts, tables, scales)
     paths = [sidecar_path(part.dataset, "returns", config.tag) for part in parts]
 
@@ -176,8 +178,8 @@ def _plan(
         for task, length in zip(index.task, index.length.tolist(), strict=True):
             horizon[task] = max(horizon.get(task, 0), length)
     fixed = config.failure_penalty
-    dear = 1.0 if judged is None else judged.steepest  # so that every failure still lies below every success
-    penalties = {task: dear * frames if fixed == "task_horizon" else float(fixed) for task, frames in horizon.items()}
+    least = float if judged is None else judged.horizon_penalty  # so that every failure still lies below every success
+    penalties = {task: least(frames) if fixed == "task_horizon" else float(fixed) for task, frames in horizon.items()}
     kinds = [None, *sorted(set(penalties.values()))]
     longest = max(horizon.values())
     made = [
@@ -208,7 +210,7 @@ def _plan(
 def _with_judged(
     config: ReturnsConfig, parts: list[_Part], tables: _Tables, judged: JudgedRewards
 ) -> tuple[list[_Part], _Tables]:
-    """Give every kept episode a table of its own, whose last reward stays what the outcome makes it."""
+    """Give every kept episode a table of its own, with what the outcome adds to its last reward."""
     longest, first = tables.returns.shape[1], 0
     changed, rewards, returns = [], [], []
     for part in parts:
@@ -223,24 +225,28 @@ def _with_judged(
 
 
 def _scales(config: ReturnsConfig, parts: list[_Part], tables: _Tables) -> ScaleSet:
-    least = np.minimum.accumulate(tables.returns, axis=1)
-    lows: dict[str, float] = {}
+    least, most = (ufunc.accumulate(tables.returns, axis=1) for ufunc in (np.minimum, np.maximum))
+    ends: dict[str, tuple[float, float]] = {}
     for part in parts:
-        least_of = least[part.table, part.index.length[part.keep] - 1].astype(np.float32)
-        for position, low in zip(part.keep.tolist(), least_of.tolist(), strict=True):
+        place = part.table, part.index.length[part.keep] - 1
+        found = zip(*(table[place].astype(np.float32).tolist() for table in (least, most)), strict=True)
+        for position, (low, high) in zip(part.keep.tolist(), found, strict=True):
             scope = "*" if config.scale == "global" else part.index.task[position]
-            lows[scope] = min(lows.get(scope, 0.0), low)
-    flat = [scope for scope, low in lows.items() if low >= 0]
+            before = ends.get(scope, (0.0, 0.0))
+            ends[scope] = min(before[0], low), max(before[1], high)
+    flat = [scope for scope, (low, high) in ends.items() if low >= high]
     if flat:
         message = (
             f"Every return of {listing(map(repr, flat))} is 0: only one-frame successes, or a penalty of 0. "
             "There is no scale to learn values on. Mend: add longer episodes, or correct --gamma and --failure-penalty."
         )
         raise ConfigError(message)
-    return ScaleSet(config.scale, {scope: ReturnScale(low, 0.0) for scope, low in lows.items()})
+    return ScaleSet(config.scale, {scope: ReturnScale(*pair) for scope, pair in ends.items()})
 
 
-def _provenance(config: ReturnsConfig, part: _Part, tables: _Tables, scales: ScaleSet) -> Provenance:
+def _provenance(
+    config: ReturnsConfig, part: _Part, tables: _Tables, scales: ScaleSet, judged: JudgedRewards | None
+) -> Provenance:
     index, kept = part.index, part.keep
     ended = {
         str(int(index.episode_index[p])): part.outcomes.by_episode[int(index.episode_index[p])].value for p in kept
@@ -254,8 +260,8 @@ def _provenance(config: ReturnsConfig, part: _Part, tables: _Tables, scales: Sca
         "scale": {task: [scales.for_task(task).low, scales.for_task(task).high] for task in tasks},
         "unknown": config.unknown,
     }
-    if config.rewards is not None:
-        settings |= {"rewards": config.rewards, "map": config.map}
+    if judged is not None:
+        settings |= {"rewards": config.rewards, "map": config.map, **judged.settings()}
     return Provenance(
         stage="returns",
         config=settings,
@@ -335,10 +341,14 @@ def _summary(parts: list[_Part], tables: _Tables, scales: ScaleSet) -> list[str]
         lines.append(
             f"{part.dataset.name} ({part.dataset.source}): {frames}, {found} (read from: {where or 'nowhere'})"
         )
-    tasks = sorted({part.index.task[p] for part in parts for p in part.keep})
+    episodes = [(part, p) for part in parts for p in part.keep]
+    tasks = sorted({part.index.task[p] for part, p in episodes})
     for task in tasks[:8]:
         scale = scales.for_task(task)
         lines.append(f"  {task!r}: failure penalty {tables.penalties[task]:g}, returns {scale.low:g} to {scale.high:g}")
     if len(tasks) > 8:
         lines.append(f"  and {len(tasks) - 8} more tasks")
-    return lines
+    attempts = [
+        (part.index.task[p], part.outcomes.by_episode[int(part.index.episode_index[p])]) for part, p in episodes
+    ]
+    return lines + one_sided((task, outcome.value) for task, outcome in attempts)
