@@ -55,7 +55,7 @@ async def _scores(engine: JudgeEngine, able: Capabilities) -> None:
     assert reply.probabilities is not None
     assert set(reply.probabilities) == set(SCORES)
     assert sum(reply.probabilities.values()) == pytest.approx(1)
-    assert reply.mass is None or 0 < reply.mass <= 1 + 1e-6
+    assert reply.mass is None or 0 <= reply.mass <= 1 + 1e-6
     if able.constraint:
         assert reply.texts == (max(SCORES, key=lambda score: reply.probabilities[score]),)
     assert reply.prompt_tokens > 0

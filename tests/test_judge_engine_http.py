@@ -25,9 +25,10 @@ from regrasp.rewards.engine import (
     RequestTooLong,
 )
 from regrasp.rewards.engines import build_engine
-from regrasp.rewards.engines.openai_http import OpenAIConfig, OpenAIEngine
+from regrasp.rewards.engines.openai_chat import score_probabilities
+from regrasp.rewards.engines.openai_http import MASS_TOLERANCE, OpenAIConfig, OpenAIEngine
 from regrasp.rewards.engines.openai_transport import API_KEY_VARIABLES, Retries
-from tests.judge_engine_contract import RUBRIC, clip, keeps_the_contract, question, score_question
+from tests.judge_engine_contract import RUBRIC, SCORES, clip, keeps_the_contract, question, score_question
 from tests.judge_stub import KNOWN, Call, Fault, Quirks, Stub
 from tests.judge_stub_model import score_shares
 
@@ -154,6 +155,16 @@ def test_scores_that_are_not_among_the_alternatives_are_asked_for_under_a_constr
     assert reply.mass is not None
     assert reply.mass < 0.9 + 1e-6
     assert reply.prompt_tokens == 2 * judge(stub, replace(dark, constraint=None))[0].prompt_tokens
+
+
+def test_a_mass_that_may_be_hidden_among_what_is_not_shown_is_not_given():
+    # of 5 scores one is shown, with 0.3; the four others may have up to 0.1 each, or up to 0.01 each
+    for least, known in ((0.1, False), (0.01, True)):
+        shown = {"1": math.log(0.3), "x": math.log(0.2), "y": math.log(least)}
+        found = score_probabilities(shown, SCORES)
+        assert (found.mass, found.missing) == (pytest.approx(0.3), ("2", "3", "4", "5"))
+        assert found.unseen == pytest.approx(4 * least)
+        assert (found.unseen <= MASS_TOLERANCE) is known
 
 
 def test_without_a_prefill_the_constraint_has_the_model_say_the_words(stub: Stub):

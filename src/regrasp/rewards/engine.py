@@ -90,7 +90,7 @@ class Reply:
     probabilities: dict[str, float] | None = None
     """Over the score tokens, summing to 1; NaN where the model's own were not finite."""
     mass: float | None = None
-    """The score tokens' probability before they were made to sum to 1, where the engine can tell."""
+    """The score tokens' probability before they were made to sum to 1, where the engine can tell to within 0.05."""
     finish: tuple[str, ...] = ()
     """Why each reply ended: "stop", "length" or the server's own word."""
     prompt_tokens: int = 0

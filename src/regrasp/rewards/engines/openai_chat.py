@@ -192,7 +192,9 @@ class TokenScores:
     probabilities: dict[str, float]
     """Summing to 1; NaN where the log-probabilities were not finite or there is none at all."""
     mass: float
-    """Their sum before."""
+    """Their sum before, of those that the server showed."""
+    unseen: float
+    """The most that the others may have: as much each as the least of all that was shown."""
     missing: tuple[str, ...]
     """Those that the server did not show; they count as 0."""
     odd: str | None
@@ -219,10 +221,13 @@ def score_probabilities(alternatives: Mapping[str, float], tokens: Sequence[str]
     weights = {token: math.exp(min(value, 0.0)) if value == value else math.nan for token, value in raw.items()}
     mass = sum(weights.values())
     usable = odd is None and mass > 0
+    missing = tuple(token for token in tokens if token not in alternatives)
+    least = math.exp(min(0.0, min(alternatives.values()))) if odd is None and alternatives else math.nan
     return TokenScores(
         probabilities={token: weight / mass if usable else math.nan for token, weight in weights.items()},
         mass=mass if odd is None else math.nan,
-        missing=tuple(token for token in tokens if token not in alternatives),
+        unseen=len(missing) * least,
+        missing=missing,
         odd=odd,
     )
 

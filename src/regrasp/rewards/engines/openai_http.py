@@ -5,7 +5,6 @@ is the caller's to bound.
 """
 
 import asyncio
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +31,10 @@ from regrasp.rewards.engines.openai_transport import Retries, Transport
 
 if TYPE_CHECKING:
     import httpx
+
+
+MASS_TOLERANCE = 0.05
+"""The most of the score tokens' mass that may be hidden among what a server does not show, for the rest to be given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +282,8 @@ def _scored(
     texts = reply.texts
     if request.constraint is not None and not forced and scores.finite:
         texts = (max(scores.probabilities, key=lambda token: scores.probabilities[token]),)
-    mass = None if free is None or math.isnan(free.mass) else free.mass
+    known = free is not None and free.finite and free.unseen <= MASS_TOLERANCE
+    mass = free.mass if free is not None and known else None
     return replace(reply, texts=texts, probabilities=scores.probabilities, mass=mass, flags=tuple(flags))
 
 
