@@ -45,6 +45,13 @@ ENGINES: dict[str, EngineEntry] = {
         install=_EXTRA,
         in_process=True,
     ),
+    "vllm": EngineEntry(
+        module="regrasp.rewards.engines.vllm_engine",
+        engine="VllmEngine",
+        config="VllmConfig",
+        install="Mend: pip install 'regrasp[judge,vllm]'",
+        in_process=True,
+    ),
 }
 """Every engine by its name on the command line."""
 

@@ -29,6 +29,14 @@ def in_pairs(video: VideoInput) -> VideoInput:
     )
 
 
+def probe_clip() -> VideoInput:
+    """Return four frames of a moving bar, ten seconds into an episode of twenty: what engines are tried with."""
+    frames = np.zeros((4, 64, 64, 3), dtype=np.uint8)
+    for number in range(4):
+        frames[number, :, : 16 * (number + 1)] = 200
+    return VideoInput(frames=frames, timestamps_s=10 + 0.25 * np.arange(4), duration_s=20.0)
+
+
 def ticks(video: VideoInput) -> list[int]:
     """Return every frame's absolute time, in ticks of the clock."""
     return [round(float(time) * TICKS_PER_S) for time in video.timestamps_s]

@@ -1,15 +1,26 @@
 """A request as the inputs of a model in this process, with every frame at its own absolute time."""
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from regrasp.rewards.engine import EngineError, Request, VideoInput
-from regrasp.rewards.engines.frames import TICKS_PER_S, duration_ticks, expected_stamps, in_pairs, ticks, time_label
+from regrasp.rewards.engines.frames import (
+    TICKS_PER_S,
+    duration_ticks,
+    expected_stamps,
+    in_pairs,
+    probe_clip,
+    ticks,
+    time_label,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,18 +44,19 @@ class PromptMaker:
     def __init__(self, processor: Any, *, frames_as: str) -> None:  # noqa: ANN401 - every model family has its own class
         self._processor = processor
         self._knows_thinking = "enable_thinking" in str(processor.chat_template or processor.tokenizer.chat_template)
-        self._video_options = _video_options(processor)
+        self.video_options = _video_options(processor)
         self.as_videos = frames_as == "auto" and self._tells_times()
 
+    @cached_property
     def template_thinks(self) -> bool:
         """Whether the chat template knows of thinking, or always opens it."""
         request = Request(id="probe", system=None, prompt="Hello.", videos=())
-        with_it, without = (self._text(request, thinking=thinking) for thinking in (True, False))
+        with_it, without = (self.text(request, thinking=thinking) for thinking in (True, False))
         return with_it != without or with_it.rstrip().endswith("<think>")
 
     def make(self, request: Request, *, thinking: bool) -> LocalPrompt:
         """Return the inputs for a request; an ``EngineError`` where the processor does not keep every frame."""
-        text = self._text(request, thinking=thinking)
+        text = self.text(request, thinking=thinking)
         if not request.videos:
             inputs = self._processor(text=[text], return_tensors="pt")
         elif self.as_videos:
@@ -59,10 +71,10 @@ class PromptMaker:
         inputs = self._processor(
             text=[text],
             videos=[torch.from_numpy(np.ascontiguousarray(video.frames.transpose(0, 3, 1, 2))) for video in videos],
-            video_metadata=[_metadata(video) for video in videos],
+            video_metadata=[video_metadata(video) for video in videos],
             do_sample_frames=False,
             return_tensors="pt",
-            **self._video_options,
+            **self.video_options,
         )
         grid = inputs.get("video_grid_thw")
         if grid is not None:
@@ -74,7 +86,8 @@ class PromptMaker:
                 )
         return inputs
 
-    def _text(self, request: Request, *, thinking: bool) -> str:
+    def text(self, request: Request, *, thinking: bool) -> str:
+        """Return the prompt in words, with a mark where each video or frame stands, up to the prefill."""
         messages: list[dict[str, Any]] = [{"role": "system", "content": request.system}] if request.system else []
         content = [*self._places(request.videos), {"type": "text", "text": request.prompt}]
         messages.append({"role": "user", "content": content})
@@ -98,9 +111,7 @@ class PromptMaker:
         """Whether the prompt of a short clip, ten seconds into an episode, holds its times."""
         if getattr(self._processor, "video_processor", None) is None:
             return False
-        video = VideoInput(
-            frames=np.zeros((4, 64, 64, 3), np.uint8), timestamps_s=10 + 0.25 * np.arange(4), duration_s=20.0
-        )
+        video = probe_clip()
         self.as_videos = True
         try:
             made = self.make(Request(id="probe", system=None, prompt="Hello.", videos=(video,)), thinking=False)
@@ -110,7 +121,8 @@ class PromptMaker:
         return re.findall(r"<\d+\.\d seconds>", prompt) == expected_stamps(video)
 
 
-def _metadata(video: VideoInput) -> dict[str, Any]:
+def video_metadata(video: VideoInput) -> dict[str, Any]:
+    """Return what a processor is told of a video of an even number of frames, each at its absolute time."""
     count, height, width, _ = video.frames.shape
     assert count % 2 == 0, count
     return {
@@ -128,3 +140,41 @@ def _video_options(processor: Any) -> dict[str, Any]:  # noqa: ANN401 - every mo
     valid = getattr(getattr(processor, "video_processor", None), "valid_kwargs", None)
     known = getattr(valid, "__annotations__", {})
     return {"cap_pixels_per_frame": False} if "cap_pixels_per_frame" in known else {}
+
+
+def score_ids(tokenizer: Any, request: Request, model: str) -> dict[str, int]:  # noqa: ANN401 - any of transformers
+    """Return each score token's id.
+
+    Raises:
+        EngineError: It is not one token, or not one any more after the prefill.
+    """
+
+    def text(tokens: list[int]) -> str:
+        return tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    before = tokenizer.encode(request.prefill or "", add_special_tokens=False)
+    ids = {}
+    for token in request.score_tokens or ():
+        together = tokenizer.encode((request.prefill or "") + token, add_special_tokens=False)
+        if together[:-1] != before or text(together[-1:]) != token:
+            raise EngineError(
+                f"{request.id!r} wants the probability of {token!r} after {request.prefill or ''!r}, but there it is"
+                f" not one token of {model!r}: it is {[text([one]) for one in together[-3:]]}. Move the space between"
+                " the two to the other side in the profile."
+            )
+        ids[token] = together[-1]
+    return ids
+
+
+def model_fingerprint(model: str, config: object) -> str:
+    """Return the hub's revision, or a digest of a folder's file names and sizes and its small files."""
+    revision = getattr(config, "_commit_hash", None)
+    if revision:
+        return str(revision)[:12]
+    digest = hashlib.sha256()
+    for file in sorted(Path(model).glob("*")):
+        if file.is_file():
+            size = file.stat().st_size
+            digest.update(f"{file.name} {size}\n".encode())
+            digest.update(file.read_bytes() if size < 1 << 24 else b"")
+    return digest.hexdigest()[:12]

@@ -6,13 +6,11 @@ model.
 
 import asyncio
 import copy
-import hashlib
 import importlib.metadata
 import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -21,7 +19,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from regrasp.core.errors import ConfigError
 from regrasp.rewards.engine import Capabilities, EngineError, EngineUnavailable, Reply, Request, RequestTooLong
 from regrasp.rewards.engines.constrained import Pattern, Vocabulary, Writer
-from regrasp.rewards.engines.local_prompt import LocalPrompt, PromptMaker
+from regrasp.rewards.engines.local_prompt import LocalPrompt, PromptMaker, model_fingerprint, score_ids
 from regrasp.rewards.engines.openai_chat import NOT_FINITE_FLAG
 
 log = logging.getLogger(__name__)
@@ -126,7 +124,7 @@ class LoadedModel:
             ) from error
         self.network = model.to(device).eval()
         self.device = device
-        self.fingerprint = _fingerprint(config.model, self.network.config)
+        self.fingerprint = model_fingerprint(config.model, self.network.config)
         self._answer_tokens = config.answer_tokens
         self._name = config.model
         tokenizer = processor.tokenizer
@@ -136,7 +134,7 @@ class LoadedModel:
         self._thought_end = known.get(THOUGHT_MARKS[1])
         self._vocabulary = Vocabulary(self._tokenizer, self._stops(), marks)
         self.prompts = PromptMaker(processor, frames_as=config.frames_as)
-        self.thinks = self._thought_end is not None and self.prompts.template_thinks()
+        self.thinks = self._thought_end is not None and self.prompts.template_thinks
         text_config = self.network.config.get_text_config()
         self.context = getattr(text_config, "max_position_embeddings", None)
 
@@ -160,7 +158,7 @@ class LoadedModel:
 
     def answer(self, request: Request, prompt: LocalPrompt) -> Reply:
         """Run the model on a prompt."""
-        scores = self._score_ids(request)
+        scores = score_ids(self._tokenizer, request, self._name)
         try:
             with torch.inference_mode():
                 writers, first = self._write(request, prompt)
@@ -170,22 +168,6 @@ class LoadedModel:
                 f" {request.n} replies at once. Lower the number of frames, their size or the number of samples."
             ) from error
         return self._reply(request, prompt, writers, first, scores)
-
-    def _score_ids(self, request: Request) -> dict[str, int]:
-        """Each score token's id; it must be one token, and stay one after the prefill."""
-        before = self._tokenizer.encode(request.prefill or "", add_special_tokens=False)
-        ids = {}
-        for token in request.score_tokens or ():
-            together = self._tokenizer.encode((request.prefill or "") + token, add_special_tokens=False)
-            if together[:-1] != before or self._vocabulary.text(together[-1:]) != token:
-                raise EngineError(
-                    f"{request.id!r} wants the probability of {token!r} after {request.prefill or ''!r}, but there it"
-                    f" is not one token of {self._name!r}: it is"
-                    f" {[self._vocabulary.text([one]) for one in together[-3:]]}. Move the space between the two to the"
-                    " other side in the profile."
-                )
-            ids[token] = together[-1]
-        return ids
 
     def _writers(self, request: Request, *, thinking: bool) -> list[Writer]:
         expression = request.constraint
@@ -259,17 +241,3 @@ class LoadedModel:
             completion_tokens=sum(writer.written for writer in writers),
             flags=tuple(flags),
         )
-
-
-def _fingerprint(model: str, config: object) -> str:
-    """The hub's revision, or a digest of a folder's file names and sizes and its small files."""
-    revision = getattr(config, "_commit_hash", None)
-    if revision:
-        return str(revision)[:12]
-    digest = hashlib.sha256()
-    for file in sorted(Path(model).glob("*")):
-        if file.is_file():
-            size = file.stat().st_size
-            digest.update(f"{file.name} {size}\n".encode())
-            digest.update(file.read_bytes() if size < 1 << 24 else b"")
-    return digest.hexdigest()[:12]
