@@ -187,12 +187,14 @@ def test_a_datasets_episodes_are_labelled_by_number(tmp_path: Path, monkeypatch:
         ("id,score\na1,7\n", "from 1 to 5; found '7'"),
         ("id,outcome\n", "labels nothing"),
         ("episode_index,outcome\n0,success\n", "none of the jobs"),
+        ("id,outcome\na1,é\n", "no text in UTF-8"),
+        ("id,outcome\na1," + "x" * 200_000, "is no CSV after line 1"),
     ],
 )
 def test_labels_that_cannot_be_understood_are_refused(
     attempts: Path, text: str, words: str, monkeypatch: pytest.MonkeyPatch
 ):
-    (attempts / "truth.csv").write_text(text)
+    (attempts / "truth.csv").write_text(text, encoding="latin-1")
     done, engine = check(attempts, looks, monkeypatch)
     assert done.code == 2
     assert words in done.err

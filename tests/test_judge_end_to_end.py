@@ -124,3 +124,15 @@ def test_a_datasets_episodes_go_from_pixels_to_returns(model: Path, tmp_path: Pa
     succeeds("outcomes", "--dataset", dataset, "--from", "terminal:tiny", "--success-at", 3)
     succeeds("returns", "--rollouts", dataset, "--tag", "x")
     assert len(sidecar(dataset, "returns", "x")["return"]) == 50
+
+
+def test_an_attempt_of_one_frame_gets_all_three_signals(model: Path, tmp_path: Path, asked: list[Request]):
+    clip = write_numbered(tmp_path / "one.mp4", 1)
+    words = ["--video", clip, "--task", "Lift it."]
+    (tmp_path / "rubric.json").write_text(json.dumps(FIELDS))
+    assert run("terminal", model, tmp_path / "t.jsonl", *words)["score"] in range(1, 6)
+    assert len(run("dense", model, tmp_path / "d.jsonl", *words)["half_seconds"]) == 1
+    row = run("rubric", model, tmp_path / "r.jsonl", *words, "--rubric", tmp_path / "rubric.json", "--num-samples", 1)
+    assert len(row["points"]) == 2
+    # dense shows the frame twice, as the two frames of its half second; a rubric is thought about, then answered
+    assert [len(request.videos[0].frames) for request in asked] == [1, 2, 1, 1]

@@ -1,6 +1,7 @@
 """Jobs: what is understood, and what is refused in one clear sentence."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from regrasp.core.errors import ConfigError
 from regrasp.core.outcome import Source
 from regrasp.data.dataset import open_dataset
-from regrasp.rewards.jobs import episode_jobs, read_jobs
+from regrasp.rewards.jobs import episode_jobs, read_jobs, read_rubric
 from tests.datasets import EpisodeSpec, write_dataset
 
 GRADES = [{"label": "no", "points": 0}, {"label": "yes", "points": 0.5}]
@@ -81,6 +82,36 @@ def test_a_rubric_that_cannot_be_marked_is_refused(tmp_path: Path, changes: dict
     with pytest.raises(ConfigError) as refused:
         read_jobs(write(tmp_path / "jobs.jsonl", job(**({"rubric": RUBRIC} | changes))), rubric=True)
     assert [word for word in words if word not in str(refused.value)] == []
+
+
+@pytest.mark.parametrize("rubric", [False, True])
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path, rubric: bool):
+    (tmp_path / "jobs.jsonl").write_bytes('{"id": "é"}'.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"no text in UTF-8 \(its byte 8"):
+        (read_rubric if rubric else read_jobs)(tmp_path / "jobs.jsonl")
+
+
+def test_a_jobs_text_may_hold_any_character(tmp_path: Path):
+    rows = [job(task="näh\u2028袋"), job(id="b", videos=["~nobody-of-this-name/a.mp4"])]
+    (tmp_path / "jobs.jsonl").write_text("\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
+    first, second = read_jobs(tmp_path / "jobs.jsonl")
+    assert first.task == "näh\u2028袋"
+    assert second.videos == (tmp_path / "~nobody-of-this-name/a.mp4",)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"rubric": [\n]', "line 2, column 2"),
+        ("[]", "holds a list; a rubric file is one JSON object"),
+        ('{"rubric": [], "task": "x"}', "unknown field 'task'"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_rubric_file_that_is_none_is_refused(tmp_path: Path, text: str, words: str):
+    (tmp_path / "rubric.json").write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        read_rubric(tmp_path / "rubric.json")
 
 
 def test_a_missing_jobs_file_is_named(tmp_path: Path):

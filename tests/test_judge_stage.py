@@ -250,3 +250,18 @@ def test_episodes_are_numbers_and_spans():
     assert parse_episodes("8, 0:1", known) == [0, 8]
     assert parse_episodes("5", known) == [5]  # whether it is there is for the dataset to say
     assert parse_episodes(None, known) is None
+
+
+def test_an_hour_is_judged_in_360_windows(tmp_path: Path, engine: ScriptedEngine):
+    # one frame every 5 s, brighter and brighter
+    clip = write_gray(tmp_path / "hour.mp4", [20 + k * 215 // 719 for k in range(720)], fps=0.2)
+    words = ["--video", clip, "--task", "Shine.", "--model", "m"]
+    assert "360 windows (0.0-16.0 s, 10.0-26.0 s, " in succeeds("annotate", "dense", *words, "--dry-run")
+    succeeds("annotate", "dense", *words, "--output", tmp_path / "d.jsonl")
+    (row,) = rows_of(tmp_path / "d.jsonl")
+    # starts 0, 10, …, 3580 and 3584; 7200 half seconds, dark ones first
+    assert (len(engine.asked), row["duration"], len(row["half_seconds"])) == (360, 3600.0, 7200)
+    assert row["half_seconds"] == sorted(row["half_seconds"])
+    assert [segment["score"] for segment in row["segments"]] == [1, 2, 3]
+    succeeds("annotate", "terminal", *words, "--output", tmp_path / "t.jsonl")
+    assert rows_of(tmp_path / "t.jsonl")[0]["frames"] == [[64]]

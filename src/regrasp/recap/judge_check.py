@@ -2,6 +2,7 @@
 
 import asyncio
 import csv
+import io
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from regrasp.recap.annotate import (
 )
 from regrasp.recap.judge_measures import Assessment, Evidence, assess
 from regrasp.rewards.check import Interval
-from regrasp.rewards.jobs import CONTROLS, Control, Job
+from regrasp.rewards.jobs import CONTROLS, Control, Job, read_utf8
 from regrasp.rewards.profiles import read_profile
 from regrasp.rewards.rows import key_of, read_rows
 
@@ -181,8 +182,8 @@ def read_labels(path: Path, jobs: list[Job], dataset: Dataset | None, success_at
         raise OutcomeError(message)
     known = [job.id for job in jobs]
     truth: dict[str, Truth] = {}
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file, skipinitialspace=True)
+    reader = csv.DictReader(io.StringIO(read_utf8(path), newline=""), skipinitialspace=True)
+    try:
         for row in reader:
             place = f"'{path}', line {reader.line_num}"
             name = row.get("id") or (f"{dataset.name}/{row.get('episode_index')}" if dataset is not None else "")
@@ -193,6 +194,9 @@ def read_labels(path: Path, jobs: list[Job], dataset: Dataset | None, success_at
                 message = f"{place}: {name!r} is labelled twice. Mend: keep one row."
                 raise OutcomeError(message)
             truth[name] = _truth(row, place, success_at)
+    except csv.Error as error:
+        message = f"'{path}' is no CSV after line {reader.line_num} ({error}). Mend: correct it."
+        raise OutcomeError(message) from None
     if not truth:
         message = f"'{path}' labels nothing. Mend: give the columns id (or episode_index) and outcome."
         raise OutcomeError(message)

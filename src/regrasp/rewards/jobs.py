@@ -1,6 +1,7 @@
 """What is to be judged: an episode's videos and its task, and for rubrics how its steps are marked."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,7 @@ def read_jobs(path: Path, *, rubric: bool = False) -> list[Job]:
         raise ConfigError(message)
     jobs: list[Job] = []
     lines: dict[str, int] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
+    for number, line in enumerate(read_utf8(path).split("\n"), 1):
         if not line.strip():
             continue
         place = f"'{path}', line {number}"
@@ -120,15 +121,34 @@ def read_jobs(path: Path, *, rubric: bool = False) -> list[Job]:
     return jobs
 
 
-def _parsed(line: str, place: str) -> dict[str, Any]:
+def read_utf8(path: Path) -> str:
+    """Return a file's text.
+
+    Raises:
+        ConfigError: It is no text in UTF-8, or cannot be read.
+    """
     try:
-        fields = json.loads(line)
-    except json.JSONDecodeError as error:
-        message = f"{place} is not JSON ({error.msg}, column {error.colno}). Mend: one JSON object a line."
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        message = f"'{path}' is no text in UTF-8 (its byte {error.start} is none). Mend: save it as UTF-8."
         raise ConfigError(message) from None
+    except OSError as error:
+        message = f"'{path}' cannot be read ({error.strerror}). Mend: correct the path or the file's permissions."
+        raise ConfigError(message) from None
+
+
+def _parsed(
+    text: str, place: str, what: str = "a job is one JSON object a line with id, task, videos"
+) -> dict[str, Any]:
+    try:
+        fields = json.loads(text)
+    except json.JSONDecodeError as error:
+        at = f"line {error.lineno}, column {error.colno}" if "\n" in text.strip() else f"column {error.colno}"
+        raise ConfigError(f"{place} is not JSON ({error.msg}, {at}). Mend: {what}.") from None
+    except RecursionError:
+        raise ConfigError(f"{place} is nested too deeply. Mend: {what}.") from None
     if not isinstance(fields, dict):
-        message = f"{place} holds a {type(fields).__name__}; a job is a JSON object with {listing(FIELDS)}."
-        raise ConfigError(message)
+        raise ConfigError(f"{place} holds a {type(fields).__name__}; {what}.")
     return fields
 
 
@@ -142,9 +162,14 @@ def _job(fields: dict[str, Any], place: str, folder: Path, *, rubric: bool) -> J
     job = Job(
         id=_text(fields, "id", place),
         task=_text(fields, "task", place),
-        videos=tuple(folder / Path(video).expanduser() for video in videos),
+        videos=tuple(folder / _expanded(video) for video in videos),
     )
     return job if not rubric else with_rubric(job, fields, place)
+
+
+def _expanded(path: str) -> Path:
+    """The path with ~ as the home folder; a ~name of no user stays, and is then no such file."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path's own raises for a user that there is not
 
 
 def _refuse_unknown(fields: Mapping[str, Any], known: Sequence[str], place: str, hint: str = "") -> None:
@@ -173,7 +198,7 @@ def read_rubric(path: Path) -> dict[str, Any]:
     if not path.is_file():
         message = f"There is no rubric file '{path}'. Mend: correct --rubric."
         raise ConfigError(message)
-    fields = _parsed(path.read_text(encoding="utf-8-sig").replace("\n", " "), f"'{path}'")
+    fields = _parsed(read_utf8(path), f"'{path}'", "a rubric file is one JSON object with rubric, robot, cameras")
     _refuse_unknown(fields, ("robot", "cameras", "rubric"), f"'{path}'")
     return fields
 

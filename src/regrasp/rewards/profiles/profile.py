@@ -84,7 +84,7 @@ def read_profile(name: str) -> Profile:
         raise ConfigError(message)
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         message = f"The profile '{path}' is not YAML ({str(error).splitlines()[0]}). Mend: correct it."
         raise ConfigError(message) from None
     if not isinstance(content, dict):
