@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from regrasp.core.scale import ReturnScale
-from regrasp.rl.advantage import discount_factor, lookahead_sums, n_step_advantage
+from regrasp.rl.advantage import discount_factor, failure_bootstrap, lookahead_sums, n_step_advantage
 from regrasp.rl.returns import discounted_returns, episode_rewards
 
 DISCOUNTS = st.just(1.0) | st.floats(0, 1)
@@ -63,6 +63,31 @@ def test_an_episode_that_was_cut_off_ends_with_its_bootstrap_value():
     assert found.tolist() == [-1 + 0.5 * -4 + 6, -1.0]
 
 
+def test_a_failure_that_waits_for_a_time_limit_is_no_better_than_expected_at_its_end():
+    # Stuck: V is -C - 4 in every frame, the mean of what is left of such episodes. C = 10, N = 3, T = 4.
+    rewards, values = np.array([-1.0, -1.0, -1.0, -10.0]), np.full(4, -14.0)
+    # With V_T = 0: t=1 has -1 - 1 - 10 + 14 = 2, t=2 has -1 - 10 + 14 = 3, t=3 has -10 + 14 = 4.
+    paid = n_step_advantage(rewards, values, lookahead=3)
+    assert paid.tolist() == [-3.0, 2.0, 3.0, 4.0]
+    # V_T = min(0, -14 + 10) = -4: one step costs 1, and the last none.
+    after = failure_bootstrap(rewards, values, np.array([4]))
+    assert after.tolist() == [-4.0]
+    assert n_step_advantage(rewards, values, np.array([4]), lookahead=3, bootstrap=after).tolist() == [-3, -2, -1, 0]
+
+
+def test_a_failure_that_the_model_did_not_expect_is_paid_in_full():
+    # V is -2 before a drop that ends the episode with -10: the blame stays with the last frames.
+    rewards, values, lengths = np.array([-1.0, -10.0]), np.array([-3.0, -2.0]), np.array([2])
+    after = failure_bootstrap(rewards, values, lengths)
+    assert after.tolist() == [0.0]
+    assert n_step_advantage(rewards, values, lengths, lookahead=2, bootstrap=after).tolist() == [-8.0, -8.0]
+
+
+def test_nothing_is_left_after_a_success_whatever_its_last_value():
+    rewards, values = np.array([-1.0, 0.0, -1.0, -5.0]), np.array([-4.0, -3.0, -9.0, -9.0])
+    assert failure_bootstrap(rewards, values, np.array([2, 2])).tolist() == [0.0, -4.0]
+
+
 def test_the_next_value_can_be_left_undiscounted():
     # N 2, gamma 0.5: -1 - 0.5 + V_2 - V_0 = -1.5 - 4 + 6 instead of -1.5 - 0.25 * 4 + 6.
     arrays = np.array([-1.0, -1.0, 0.0]), np.array([-6.0, -5.0, -4.0])
@@ -77,8 +102,10 @@ def test_advantages_are_zero_when_the_values_are_exact(
     outcomes = [data.draw(st.booleans()) for _ in lengths]
     rewards = [episode_rewards(n, success=s, failure_penalty=40.0) for n, s in zip(lengths, outcomes, strict=True)]
     exact = np.concatenate([discounted_returns(part, discount) for part in rewards])
-    found = n_step_advantage(np.concatenate(rewards), exact, np.array(lengths), lookahead=lookahead, discount=discount)
-    np.testing.assert_allclose(found, 0.0, atol=1e-11)
+    joined, each = np.concatenate(rewards), np.array(lengths)
+    for after in (0.0, failure_bootstrap(joined, exact, each)):
+        found = n_step_advantage(joined, exact, each, lookahead=lookahead, discount=discount, bootstrap=after)
+        np.testing.assert_allclose(found, 0.0, atol=1e-11)
 
 
 @given(episodes(), LOOKAHEADS, DISCOUNTS, st.floats(-50, 50))

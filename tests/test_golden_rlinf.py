@@ -13,7 +13,7 @@ from tests.stage_runs import refused, sidecar, snapshot, succeeds
 GOLDEN = Path(__file__).parents[2] / "shared/golden"
 RLINF = GOLDEN / "rlinf"
 LABELLED = ("fail300_N10_q30", "fail300_N50_q30", "fail300_g097_N10_q30")
-AS_RLINF = ("--scope", "global", "--pool", "all", "--ties", "positive")
+AS_RLINF = ("--scope", "global", "--pool", "all", "--ties", "positive", "--failure-end", "paid")
 NUMBERS = ("advantage_continuous", "return", "value_current", "value_next", "reward_sum", "reward_sum_raw")
 
 pytestmark = pytest.mark.skipif(not RLINF.is_dir(), reason=f"RLinf's files are not here: there is no folder {RLINF}")

@@ -316,3 +316,24 @@ def test_keys_name_the_column_of_corrections(tmp_path: Path) -> None:
     flags = ("--returns", "base", "--values", "base", "--tag", "labels", "--positive-fraction", 0.05)
     succeeds("advantages", "--config", recipe, *flags)
     assert sidecar(path, "advantages", "labels")["advantage"][2:6].all()
+
+
+def test_waiting_for_a_time_limit_is_not_positive(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "a", episodes=[EpisodeSpec(20), EpisodeSpec(60, success=False)])
+    write_values(dataset, "base")
+    table = pq.read_table(dataset / "meta/values_base.parquet")
+    # -120 is the least return. The success has A = 17/120 ... 36/120; a failure that is stuck has -90 in every
+    # frame, the mean of -61 ... -120, so that its last 20 have 10/120 ... 29/120 if nothing is left after them,
+    # and at most 0 else.
+    values = np.concatenate([np.full(20, -0.3), np.full(60, -0.75)]).astype(np.float32)
+    pq.write_table(table.set_column(2, "value", [values]), dataset / "meta/values_base.parquet")
+    run = Run((), (dataset,))
+    flags = ("--lookahead", 20, "--positive-fraction", 0.25)
+    make_labels(run, *flags, tag="bounded", returns=("--failure-penalty", 61))
+    used = ("--returns", "base", "--values", "base", "--tag", "paid", "--failure-end", "paid")
+    succeeds("advantages", *run.flags, *used, *flags)
+    bounded, paid = (sidecar(dataset, "advantages", tag)["advantage"] for tag in ("bounded", "paid"))
+    assert bounded.tolist() == [True] * 20 + [False] * 60
+    assert paid[-6:].all() and not paid[20:60].any()
+    succeeds("relabel", *run.flags, "--source", "bounded", "--tag", "again", "--failure-end", "paid")
+    assert sidecar(dataset, "advantages", "again")["advantage"].tolist() == paid.tolist()

@@ -20,6 +20,7 @@ from regrasp.recap.frames import (
 from regrasp.recap.labelling import check_ranges, label_datasets, outcomes_of, same_scale
 from regrasp.recap.selection import Selection, StageResult, next_command, open_datasets, tell
 from regrasp.recap.thresholds import Labelling, LabelSettings, Pool, resolve_pool
+from regrasp.rl.advantage import FailureEnd
 from regrasp.rl.labels import Ties
 
 
@@ -45,6 +46,9 @@ class AdvantagesConfig(Selection):
     """What a frame exactly at the threshold is."""
     discount_next_value: bool = True
     """Whether the next value is discounted by gamma^n."""
+    failure_end: FailureEnd = "bounded"
+    """bounded: a failure that ends sooner than its value said is no good news, so frames that wait for a time limit are
+    not positive for it; paid: nothing is left after its last frame, as after a success (the paper, RLinf)."""
     demos_positive: bool = True
     """Whether demonstrations are positive whatever their advantage."""
     corrections_positive: bool = True
@@ -114,7 +118,10 @@ def _labellings(config: AdvantagesConfig, datasets: list[Dataset]) -> tuple[list
     scales, where = common_scales(returns, config.scale)
     discount = common_discount(returns, config.gamma)
     advantage = AdvantageSettings(
-        lookahead=config.lookahead, discount=discount, discount_next_value=config.discount_next_value
+        lookahead=config.lookahead,
+        discount=discount,
+        discount_next_value=config.discount_next_value,
+        failure_end=config.failure_end,
     )
     labellings = []
     corrections = correction_columns(datasets, config.correction_column)

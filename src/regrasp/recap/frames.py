@@ -14,7 +14,7 @@ from regrasp.data.index import EpisodeIndex
 from regrasp.data.sidecar import Sidecar
 from regrasp.recap.returns import episode_batches
 from regrasp.recap.selection import tell
-from regrasp.rl.advantage import discount_factor, lookahead_sums
+from regrasp.rl.advantage import FailureEnd, discount_factor, failure_bootstrap, lookahead_sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,7 @@ class AdvantageSettings:
     lookahead: int | None
     discount: float | None
     discount_next_value: bool
+    failure_end: FailureEnd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +118,10 @@ def computed(
         _check_finite(part, positions, {"reward": reward, value_column: value})
         scale = part.scales.for_rows([part.index.task[p] for p in positions], length)
         raw = scale.from_unit(value)
-        sums = lookahead_sums(reward, raw, length, lookahead=settings.lookahead, discount=settings.discount)
+        after = failure_bootstrap(reward, raw, length) if settings.failure_end == "bounded" else 0.0
+        sums = lookahead_sums(
+            reward, raw, length, lookahead=settings.lookahead, discount=settings.discount, bootstrap=after
+        )
         factor = discount_factor(sums.steps, settings.discount) if settings.discount_next_value else 1.0
         advantage = scale.difference_to_unit(sums.reward_sum + factor * sums.value_next - raw)
         columns = {

@@ -92,6 +92,7 @@ def _provenance(
         "lookahead": advantage.lookahead,
         "gamma": advantage.discount,
         "discount_next_value": advantage.discount_next_value,
+        "failure_end": advantage.failure_end,
         "positive_fraction": settings.positive_fraction,
         "scope": settings.scope,
         "pool": settings.pool,

@@ -25,6 +25,7 @@ from regrasp.recap.frames import (
 from regrasp.recap.labelling import check_ranges, label_datasets, outcomes_of
 from regrasp.recap.selection import Selection, StageResult, open_datasets, tell
 from regrasp.recap.thresholds import Labelling, LabelSettings, Pool, resolve_pool
+from regrasp.rl.advantage import FailureEnd
 from regrasp.rl.labels import Ties
 
 
@@ -50,6 +51,8 @@ class RelabelConfig(Selection):
     """What a frame exactly at the threshold is."""
     discount_next_value: bool | None = None
     """Whether the next value is discounted by gamma^n; --no-discount-next-value turns it off."""
+    failure_end: FailureEnd | None = None
+    """What is left after a failure's last frame: see `regrasp advantages`; paid where the source does not say."""
     demos_positive: bool | None = None
     """Whether demonstrations are positive whatever their advantage; --no-demos-positive turns it off."""
     corrections_positive: bool | None = None
@@ -71,6 +74,7 @@ _DEFAULTS: dict[str, Any] = {
     "pool": "auto",
     "ties": "negative",
     "discount_next_value": True,
+    "failure_end": "paid",
     "demos_positive": True,
     "corrections_positive": True,
 }
@@ -92,7 +96,7 @@ def run(config: RelabelConfig) -> StageResult:
         check_source(dataset, sidecar)
     before = _before(config, sources)
     wanted = _wanted(config, sources, before)
-    given = [name for name in ("lookahead", "gamma", "discount_next_value") if getattr(config, name) is not None]
+    given = [name for name in _OF_ADVANTAGES if getattr(config, name) is not None]
     recompute = any(getattr(config, name) != before.get(name) for name in given)
     labellings, advantage = _labellings(config, sources, wanted, recompute=recompute)
     settings = LabelSettings(
@@ -122,6 +126,7 @@ def run(config: RelabelConfig) -> StageResult:
     )
 
 
+_OF_ADVANTAGES = ("lookahead", "gamma", "discount_next_value", "failure_end")
 _SETTINGS = ("positive_fraction", "lookahead", "gamma", *_DEFAULTS)
 
 
@@ -178,7 +183,10 @@ def _labellings(
         message = f"'{sources[0][1].path}' does not say its lookahead. Mend: give --lookahead."
         raise ConfigError(message)
     advantage = AdvantageSettings(
-        lookahead=wanted["lookahead"], discount=wanted["gamma"], discount_next_value=wanted["discount_next_value"]
+        lookahead=wanted["lookahead"],
+        discount=wanted["gamma"],
+        discount_next_value=wanted["discount_next_value"],
+        failure_end=wanted["failure_end"],
     )
     made = []
     corrections = correction_columns([dataset for dataset, _ in sources], config.correction_column)

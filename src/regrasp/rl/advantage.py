@@ -3,10 +3,13 @@
 Source: RECAP, arXiv:2511.14759, section V. The Monte Carlo advantage for N >= T, the TD error for N = 1.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
+
+FailureEnd = Literal["bounded", "paid"]
+"""What is left after a failure's last frame: ``failure_bootstrap``, or 0 as after a success (the paper, RLinf)."""
 
 
 class LookaheadSums(NamedTuple):
@@ -27,7 +30,7 @@ def n_step_advantage(
     *,
     lookahead: int,
     discount: float = 1.0,
-    bootstrap: float = 0.0,
+    bootstrap: Float[np.ndarray, " E"] | float = 0.0,
     discount_next_value: bool = True,
 ) -> Float[np.ndarray, " R"]:
     """How much better the next ``lookahead`` frames went than the value predicted.
@@ -40,7 +43,8 @@ def n_step_advantage(
         lengths: T of each episode, in frames; one episode where it is left out.
         lookahead: N, in frames. At least 1.
         discount: gamma per frame, in [0, 1].
-        bootstrap: V_T. 0 if the episodes ended; V(o_{T-1}) if they were cut off.
+        bootstrap: V_T, of all episodes or of each. 0 if they ended; V(o_{T-1}) if they were cut off; see
+            ``failure_bootstrap`` for failures.
         discount_next_value: False leaves gamma^n off V (a flag of RLinf's).
 
     Returns:
@@ -55,6 +59,33 @@ def n_step_advantage(
     return sums.reward_sum + factor * sums.value_next - values
 
 
+def failure_bootstrap(
+    rewards: Float[np.ndarray, " R"], values: Float[np.ndarray, " R"], lengths: Int[np.ndarray, " E"]
+) -> Float[np.ndarray, " E"]:
+    """V_T under which the end of a failure is no good news.
+
+        V_T = min(0, V(o_{T-1}) - r_{T-1})   where r_{T-1} < 0, a failure;   0 elsewhere
+
+    A value model sees no clock. Where failures are stuck for long until a time limit, it expects in each of their
+    frames the mean of what is left of such episodes, so that with V_T = 0 their last frames, of which less is left,
+    look better than expected, and get positive labels for doing nothing.
+
+    Args:
+        rewards: r_t, the frames of whole episodes one after the other.
+        values: V(o_t), in the unit of ``rewards``.
+        lengths: T of each episode, in frames.
+
+    Returns:
+        V_T of each episode, in the unit of ``rewards``; 0 where V(o_{T-1}) >= r_{T-1}, as exact values are.
+
+    Source:
+        Ours, after the treatment of time limits in Pardo et al., arXiv:1712.00378.
+    """
+    last = np.cumsum(lengths) - 1
+    reward = np.asarray(rewards, dtype=np.float64)[last]
+    return np.where(reward < 0, np.minimum(0.0, np.asarray(values, dtype=np.float64)[last] - reward), 0.0)
+
+
 def discount_factor(steps: Int[np.ndarray, " R"], discount: float) -> Float[np.ndarray, " R"] | float:
     """gamma^n for each frame; the number 1 where nothing is discounted."""
     return 1.0 if discount == 1.0 else np.power(discount, steps.astype(np.float64))
@@ -67,7 +98,7 @@ def lookahead_sums(
     *,
     lookahead: int,
     discount: float = 1.0,
-    bootstrap: float = 0.0,
+    bootstrap: Float[np.ndarray, " E"] | float = 0.0,
 ) -> LookaheadSums:
     """The parts of ``n_step_advantage``, whose arguments they share; the values may have a unit of their own.
 
@@ -87,7 +118,8 @@ def lookahead_sums(
     rows = np.arange(total)
     steps = np.minimum(min(lookahead, total), ends - rows)
     after = rows + steps
-    value_next = np.where(after < ends, np.asarray(values, dtype=np.float64)[np.minimum(after, total - 1)], bootstrap)
+    at_end = bootstrap if np.ndim(bootstrap) == 0 else np.repeat(bootstrap, lengths)
+    value_next = np.where(after < ends, np.asarray(values, dtype=np.float64)[np.minimum(after, total - 1)], at_end)
     if discount == 1.0:
         reward_sum = _plain_sums(rewards, lengths, rows, after)
     else:
