@@ -136,6 +136,38 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path, capsys: pytes
     assert "config.json and model.safetensors are needed; found an empty folder" in capsys.readouterr().err
 
 
+def test_a_policy_of_images_is_trained_and_evaluated_on_a_drawn_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    drawn = ["--max-episode-steps", "40", "--copies", "3", "--workers", "1", "--cameras", "front", "--image-size", "48"]
+    data, policy = tmp_path / "data", tmp_path / "policy"
+    rollouts = ["rollout", "expert:slow", "--env", "metaworld:reach-v3", "--episodes", "3", *drawn]
+    assert main([*rollouts, "--record", str(data)]) == 0
+    fit = ["policy", "fit", "--rollouts", str(data), "--output", str(policy), "--no-state", "--steps", "4"]
+    assert main([*fit, "--batch-size", "4", "--checkpoint-every", "4", "--workers", "1", "--device", "cpu"]) == 0
+    assert "inputs: observation.images.front;" in capsys.readouterr().out
+    words = ["evaluate", str(policy), "--env", "metaworld:reach-v3", *SHORT, "--workers", "1", "--episodes", "2"]
+    assert main([*words, "--video", str(tmp_path / "video"), "--videos", "1"]) == 0
+    video = next((tmp_path / "video").rglob("*.mp4"))
+
+    import av
+
+    with av.open(str(video)) as container:
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    assert len(frames) == 31  # of 30 steps
+    assert frames[0].shape == (320, 320, 3)
+    assert frames[0].std() > 20  # a scene, not a blank
+    assert np.abs(frames[0].astype(int) - frames[-1]).max() > 50  # in which the arm moved
+
+
+def test_a_camera_that_the_scene_does_not_have_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    words = ["demos", "metaworld:reach-v3", "--record", str(tmp_path / "a"), "--workers", "1", "--copies", "1"]
+    assert main([*words, "--cameras", "frnt"]) == 2
+    assert "The scene has no camera 'frnt'. Did you mean 'front'?" in capsys.readouterr().err
+    assert main([*words, "--image-size", "64"]) == 2
+    assert "--image-size 64 is the size, at least 1, of the --cameras" in capsys.readouterr().err
+
+
 def changed(checkpoint: Path, path: Path, before: str, after: str) -> Path:
     """A copy of a checkpoint with another config."""
     shutil.copytree(checkpoint, path)

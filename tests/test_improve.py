@@ -250,12 +250,30 @@ def test_a_stage_that_failed_is_begun_again(tmp_path: Path):
         ({"environment": {"name": "metaworld:reach-v9"}}, "Did you mean 'metaworld:reach-v3'"),
         ({"environment": None}, "`demos:` and no `environment:`"),
         ({"baselines": ["ppo"]}, "baselines"),
+        ({"advantages": {"lokahead": 3}}, "unknown key 'lokahead' for `advantages`.*Did you mean 'lookahead'"),
+        ({"rollout": {"env": "pusht"}}, "sets env of `rollout`, which `regrasp improve` decides"),
     ],
 )
-def test_recipes_that_cannot_be_run_are_refused(tmp_path: Path, changes: dict[str, object], message: str):
+def test_recipes_that_cannot_be_run_are_refused_before_anything_is_run(
+    tmp_path: Path, changes: dict[str, object], message: str
+):
     write_recipe(tmp_path, {**ONLINE, **changes})
     with pytest.raises(ConfigError, match=message):
         improve(tmp_path)
+    assert not (tmp_path / "run" / "stages").exists()
+
+
+def test_a_dataset_of_other_sizes_than_the_environment_is_refused_before_anything_is_run(tmp_path: Path):
+    write_dataset(tmp_path / "mine", episodes=[EpisodeSpec(9)] * 3, camera_kind="none", action_dim=4)
+    given = {"train_data_paths": [{"dataset_path": "mine", "type": "demo"}]}
+    write_recipe(tmp_path, {**ONLINE, **given})
+    with pytest.raises(
+        ConfigError, match=r"mine' and metaworld:reach-v3, which differ in size: observation.state \d+ "
+    ):
+        improve(tmp_path)
+    write_recipe(tmp_path, {**ONLINE, **given, "policy": {"fit": {**POLICY, "state": False}}})
+    assert improve(tmp_path, dry_run=True).lines
+    assert not (tmp_path / "run" / "stages").exists()
 
 
 def test_a_recipe_of_nothing_is_refused(tmp_path: Path):

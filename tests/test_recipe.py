@@ -202,3 +202,32 @@ def test_a_section_is_found_by_its_command(tmp_path: Path) -> None:
     assert found.section("inspect") == {}
     with pytest.raises(ConfigError):
         read_recipe(tmp_path / "none.yaml")
+
+
+def test_commands_that_run_episodes_find_the_environment_in_the_recipe(tmp_path: Path) -> None:
+    content = {
+        "seed": 3,
+        "environment": {"name": "metaworld:reach-v3", "max_episode_steps": 60},
+        "demos": {"mix": "clean"},
+        "rollout": {"episodes": 4, "seed": 9},
+        "evaluation": {"episodes": 5},
+    }
+    found = read_recipe(recipe(tmp_path, content))
+    shared = {"seed": 3, "max_episode_steps": 60, "copies": 32}
+    assert found.section("demos") == {**shared, "env": "metaworld:reach-v3", "mix": "clean"}
+    assert found.section("rollout") == {**shared, "env": "metaworld:reach-v3", "episodes": 4, "seed": 9}
+    assert found.section("evaluate") == {**shared, "env": ["metaworld:reach-v3"], "episodes": 5}
+
+
+def test_a_recipe_is_enough_for_a_demonstration_and_flags_go_before_it(tmp_path: Path) -> None:
+    pytest.importorskip("metaworld", reason="needs the extra metaworld")
+    content = {
+        "environment": {"name": "metaworld:reach-v3", "max_episode_steps": 60, "copies": 2},
+        "demos": {"mix": "clean", "episodes": 2, "keep": "all"},
+    }
+    words = ("demos", "--config", recipe(tmp_path, content), "--workers", 0, "--record")
+    assert "2 demonstrations of metaworld:reach-v3" in succeeds(*words, tmp_path / "a")
+    said = succeeds(*words, tmp_path / "b", "metaworld:push-v3", "--episodes", 1)
+    assert "1 demonstrations of metaworld:push-v3" in said
+    path = recipe(tmp_path, {"rollout": {"episods": 3}})
+    assert "Did you mean 'episodes'" in refused("rollout", "nothing", "--config", path, "--record", tmp_path / "c")

@@ -25,6 +25,7 @@ from regrasp.core.errors import ConfigError
 from regrasp.learn.training_state import Position, StateStore
 
 log = logging.getLogger(__name__)
+_APART = 1_000_003  # between the seeds of processes, which must not draw the same noise for their parts of a batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +177,7 @@ class _Run:
         )
         if trackers:
             self.accelerator.init_trackers("trackers")
-        torch.manual_seed(config.seed)
+        torch.manual_seed(config.seed + _APART * self.accelerator.process_index)
         optimizer = torch.optim.AdamW(
             parameter_groups(model, config.weight_decay), lr=config.learning_rate, betas=config.betas
         )

@@ -12,6 +12,7 @@ from typing import Any
 
 from regrasp.core.errors import ConfigError, RegraspError
 from regrasp.data.storage import storage_error, write_json_atomic
+from regrasp.learn.processes import launched
 from regrasp.recap.selection import Selection
 
 TRAINING = "training"
@@ -66,6 +67,8 @@ def claimed(output: Path, settings: dict[str, Any], *, what: str, resume: bool, 
             another process is at work in it, or ``resume`` would go on with other settings or data.
         StorageError: It cannot be made or written.
     """
+    if not launched().first:
+        raise ConfigError(f"A {what} runs in one process. Mend: start it without torchrun or accelerate launch.")
     settings = json.loads(json.dumps(settings))
     training, before = output / TRAINING, output / BEFORE
     _check_folder(output, settings, what=what, resume=resume, overwrite=overwrite)

@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from regrasp.core.errors import ConfigError
+from regrasp.recap.improve_check import check_recipe
 from regrasp.recap.improve_evaluation import summarise
 from regrasp.recap.improve_loop import Loop, open_loop
 from regrasp.recap.selection import StageResult
@@ -37,6 +38,7 @@ def run(config: ImproveConfig) -> StageResult:
     """
     loop = open_loop(config.recipe, config.output, workers=config.workers, dry_run=config.dry_run)
     try:
+        check_recipe(loop)
         _improve(loop)
         lines = loop.plan_lines() if config.dry_run else _conclude(loop)
     finally:

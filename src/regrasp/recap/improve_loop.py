@@ -146,7 +146,7 @@ class Loop:
 
         environment = self._required_environment()
         record = self.folder / "data" / "demos"
-        settings: dict[str, Any] = {"seed": self.recipe.seed} | self._settings("demos", self.recipe.demos, DemosConfig)
+        settings: dict[str, Any] = {"seed": self.recipe.seed} | self.settings("demos", self.recipe.demos, DemosConfig)
         running: dict[str, Any] = {
             "env": environment.name,
             "record": record,
@@ -192,7 +192,7 @@ class Loop:
             raise ConfigError(f"The recipe '{self.path}' has no demonstrations, so there is no policy to collect with.")
         record, name = self.folder / "data" / f"round{number}", f"round{number}"
         settings: dict[str, Any] = {"seed": self.recipe.seed * 100 + number}
-        settings |= self._settings("rollout", self.recipe.rollout, RolloutConfig)
+        settings |= self.settings("rollout", self.recipe.rollout, RolloutConfig)
         running: dict[str, Any] = {"policy": str(policy.path), "env": self.recipe.environment.name, "record": record}
         running |= self._stepping() | {"workers": self.workers}
         config = RolloutConfig(**running | settings)
@@ -213,7 +213,7 @@ class Loop:
         from regrasp.recap.returns import ReturnsConfig, run
 
         tag = f"round{number}"
-        settings = self._settings("returns", self.recipe.returns, ReturnsConfig)
+        settings = self.settings("returns", self.recipe.returns, ReturnsConfig)
         config = ReturnsConfig(**self._selection(data, tag) | {"tag": tag, "overwrite": True} | settings)
 
         def work() -> StageResult:
@@ -228,14 +228,14 @@ class Loop:
 
         tag, output = f"round{number}", self.folder / "values" / f"round{number}"
         selection, sections = self._selection(data, tag), self.recipe.value
-        settings = self._settings("value fit", sections.fit, value_fit.ValueFitConfig)
+        settings = self.settings("value fit", sections.fit, value_fit.ValueFitConfig)
         fixed = {"returns": tag, "output": output, "seed": self.recipe.seed, "workers": self._decoders, "resume": True}
         fit = value_fit.ValueFitConfig(**selection | fixed | settings)
         made = [output / "config.json", output / "model.safetensors"]
         fitted = self._stage(
             f"value fit {tag}", data, sections.fit, [returns], made, lambda: value_fit.run(fit), [output]
         )
-        settings = self._settings("value predict", sections.predict, value_predict.ValuePredictConfig)
+        settings = self.settings("value predict", sections.predict, value_predict.ValuePredictConfig)
         fixed = {"checkpoint": output, "tag": tag, "workers": self._decoders, "overwrite": True}
         predict = value_predict.ValuePredictConfig(**selection | fixed | settings)
         made = self._sidecars("values", tag, data)
@@ -247,7 +247,7 @@ class Loop:
         from regrasp.recap.advantages import AdvantagesConfig, run
 
         tag = f"round{number}"
-        settings = self._settings("advantages", self.recipe.advantages, AdvantagesConfig)
+        settings = self.settings("advantages", self.recipe.advantages, AdvantagesConfig)
         fixed = {"returns": tag, "values": tag, "tag": tag, "overwrite": True}
         config = AdvantagesConfig(**self._selection(data, tag) | fixed | settings)
         made = self._sidecars("advantages", tag, data)
@@ -286,7 +286,7 @@ class Loop:
         from regrasp.recap.policy_fit import PolicyFitConfig, run
 
         output = self.folder / "policies" / name
-        settings = self._settings("policy fit", self.recipe.policy.fit, PolicyFitConfig)
+        settings = self.settings("policy fit", self.recipe.policy.fit, PolicyFitConfig)
         always = {"output": output, "seed": self.recipe.seed, "workers": self._decoders, "resume": True}
         config = PolicyFitConfig(**self._selection(data, name) | always | settings | fixed)
         made = [output / "regrasp.json", output / "model.safetensors"]
@@ -354,7 +354,7 @@ class Loop:
         depends = [[part.key for part in data], section, inputs, self.recipe.seed]
         return self.run.stage(name, depends, makes, work, owns)
 
-    def _settings(self, command: str, section: dict[str, Any], config_type: type) -> dict[str, Any]:
+    def settings(self, command: str, section: dict[str, Any], config_type: type) -> dict[str, Any]:
         """A section's settings, without those that the loop decides."""
         decided = _DECIDED | (_DECIDED_OF_POLICIES if command == "policy fit" else set())
         found = sorted(decided & {key.replace("-", "_") for key in section})

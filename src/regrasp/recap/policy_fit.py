@@ -1,5 +1,6 @@
 """Stage 4: train a policy on demonstrations and rollouts, conditioned on how good each frame's actions were."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -7,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from regrasp.core.errors import ConfigError
-from regrasp.recap.fit_folder import claimed
+from regrasp.learn.processes import first_before_others, launched
+from regrasp.recap.fit_folder import TRAINING, claimed
 from regrasp.recap.policy_episodes import PolicyEpisodes, find_policy_episodes, held_out_groups, read_labels
 from regrasp.recap.policy_output import fit_settings, next_steps, report_lines, save_policy
 from regrasp.recap.selection import Selection, StageResult, open_datasets
@@ -130,13 +132,15 @@ def run(config: PolicyFitConfig) -> StageResult:
     )
     cameras = choose_cameras(config.cameras, datasets)
     settings = fit_settings(config, found, cameras)
-    claim = claimed(config.output, settings, what="policy fit", resume=config.resume, overwrite=config.overwrite)
-    with claim as training:
+    with _claim(config, settings) as training:
         from regrasp.learn.threads import torch_threads
 
-        prepared = _prepare(config, found, cameras, training)
+        with first_before_others(cpu=config.device == "cpu"):
+            prepared = _prepare(config, found, cameras, training)
         with torch_threads(config.threads):
             result = _train(config, prepared, training)
+        if not launched().first:
+            return StageResult(lines=[], written=[])
         held_out = prepared.objective.evaluate(prepared.policy)
         written = save_policy(config, prepared, settings, held_out)
     lines = report_lines(config, found, prepared.policy.config.input_features, held_out, result.resumed_from)
@@ -144,10 +148,24 @@ def run(config: PolicyFitConfig) -> StageResult:
     return StageResult(lines=lines, written=written)
 
 
+def _claim(config: PolicyFitConfig, settings: dict[str, Any]) -> AbstractContextManager[Path]:
+    """Hold the output folder; where several processes train together, the first one holds it for all."""
+    processes = launched()
+    if not processes.first:
+        return nullcontext(config.output / TRAINING)
+    settings = settings | {"processes": processes.count if processes.count > 1 else None}
+    return claimed(config.output, settings, what="policy fit", resume=config.resume, overwrite=config.overwrite)
+
+
 def _check(config: PolicyFitConfig) -> None:
     for name in ("steps", "batch_size", "checkpoint_every", "chunk_size", "hidden_dim", "hidden_layers"):
         if getattr(config, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} is at least 1; found {getattr(config, name)}.")
+    if config.batch_size % launched().count:
+        raise ConfigError(
+            f"--batch-size {config.batch_size} cannot be shared evenly among {launched().count} processes. Mend: "
+            "choose a multiple of their number."
+        )
     if not 0 <= config.holdout < 1:
         raise ConfigError(f"--holdout is at least 0 and below 1; found {config.holdout}.")
     if config.weighting == "advantage" and config.labels is None:
@@ -220,6 +238,8 @@ def _train(config: PolicyFitConfig, prepared: Prepared, folder: Path) -> "TrainR
         [dataset.weight for dataset in datasets],
         batch_size=config.batch_size,
         seed=config.seed,
+        process=launched().number,
+        processes=launched().count,
     )
     generator = torch.Generator().manual_seed(config.seed)
     batches = StatefulDataLoader(
@@ -243,7 +263,7 @@ def _train(config: PolicyFitConfig, prepared: Prepared, folder: Path) -> "TrainR
         folder,
         resume=config.resume,
         cpu=config.device == "cpu",
-        on_step=count_steps(config.steps),
+        on_step=count_steps(config.steps) if launched().first else lambda _: None,
     )
     prepared.policy.load_state_dict(load_file(StateStore(folder).weights(config.steps)))
     return result

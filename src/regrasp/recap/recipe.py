@@ -43,6 +43,23 @@ class ValueSections(BaseModel):
     predict: dict[str, Any] = Field(default_factory=dict)
 
 
+class AnnotateSections(BaseModel):
+    """The settings of judges, under ``annotate:``.
+
+    Attributes:
+        judge: Settings that all signals share, such as engine, model, dataset and cameras.
+        terminal, dense, rubric, check: Settings of one command, named as its flags with underscores.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    judge: dict[str, Any] = Field(default_factory=dict)
+    terminal: dict[str, Any] = Field(default_factory=dict)
+    dense: dict[str, Any] = Field(default_factory=dict)
+    rubric: dict[str, Any] = Field(default_factory=dict)
+    check: dict[str, Any] = Field(default_factory=dict)
+
+
 class PolicySections(BaseModel):
     """The settings of the policy, under ``policy:``.
 
@@ -98,7 +115,8 @@ class Recipe(BaseModel):
 
     Attributes:
         train_data_paths: The datasets.
-        returns, advantages, relabel: Settings, named as the stages' flags with underscores.
+        annotate: The settings of judges.
+        outcomes, returns, advantages, relabel: Settings, named as the stages' flags with underscores.
         value: The settings of ``value fit`` and ``value predict``, in two sections.
         policy: The settings of ``policy fit``.
         environment: Where ``regrasp improve`` collects and evaluates; without one it works offline.
@@ -113,6 +131,8 @@ class Recipe(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     train_data_paths: list[DatasetEntry] = Field(default_factory=list)
+    annotate: AnnotateSections = Field(default_factory=AnnotateSections)
+    outcomes: dict[str, Any] = Field(default_factory=dict)
     returns: dict[str, Any] = Field(default_factory=dict)
     value: ValueSections = Field(default_factory=ValueSections)
     advantages: dict[str, Any] = Field(default_factory=dict)
@@ -127,11 +147,27 @@ class Recipe(BaseModel):
     seed: int = Field(default=0, ge=0)
 
     def section(self, command: str) -> dict[str, Any]:
-        """The settings of a command such as ``returns`` or ``value fit``."""
+        """The settings of a command such as ``returns`` or ``value fit``.
+
+        Those that run episodes also get the environment, and the seed and number of episodes that the loop would take.
+        """
         found: Any = self
         for name in command.split(" "):
             found = getattr(found, name, {})
-        return found or {}
+        if command.startswith("annotate "):
+            found = self.annotate.judge | found
+        return self._episodes_of(command) | (found or {})
+
+    def _episodes_of(self, command: str) -> dict[str, Any]:
+        if command not in ("demos", "rollout", "evaluate"):
+            return {}
+        settings: dict[str, Any] = {"seed": self.seed}
+        if command == "evaluate":
+            settings["episodes"] = self.evaluation.episodes
+        if self.environment is not None:
+            settings |= self.environment.model_dump(exclude={"name"}, exclude_none=True)
+            settings["env"] = [self.environment.name] if command == "evaluate" else self.environment.name
+        return settings
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -217,6 +253,7 @@ def _siblings(unknown: ErrorDetails) -> list[str]:
     """The keys that are known where an unknown one stands."""
     holders: dict[str | int, type[BaseModel]] = {
         "train_data_paths": DatasetEntry,
+        "annotate": AnnotateSections,
         "value": ValueSections,
         "policy": PolicySections,
         "environment": EnvironmentEntry,
