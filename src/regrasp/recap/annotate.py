@@ -76,6 +76,8 @@ class JudgeConfig:
     """Write what the model sees into this folder."""
     overwrite: bool = False
     """Replace a tag's rows that were made with other settings."""
+    config: Path | None = None
+    """A recipe, whose section `annotate:` has settings; flags go before them."""
     debug: bool = False
     """Show the traceback of an error."""
 

@@ -37,6 +37,8 @@ class OutcomesConfig:
     """Replace outcomes of this tag that were made otherwise."""
     dry_run: bool = False
     """Say what would be written, and write nothing."""
+    config: Path | None = None
+    """A recipe, whose section `outcomes:` has settings; flags go before them."""
     debug: bool = False
     """Show the traceback of an error."""
 

@@ -23,10 +23,10 @@ def settings_of(recipe: Path, command: str, section: Mapping[str, object], confi
         ConfigError: A key is not known (the nearest is named), or a value is not of the setting's type.
     """
     fields = {field.name: field for field in dataclasses.fields(config_type)}
-    types = typing.get_type_hints(config_type)
+    types, flags = typing.get_type_hints(config_type), _flags(config_type)
     values: dict[str, object] = {}
     for key, value in section.items():
-        name = key.replace("-", "_")
+        name = flags.get(key, key.replace("-", "_"))
         if name not in fields:
             message = (
                 f"The recipe '{recipe}' has the unknown key {key!r} for `{command}`.{nearest(name, fields)} Known are: "
@@ -39,6 +39,13 @@ def settings_of(recipe: Path, command: str, section: Mapping[str, object], confi
             message = f"The recipe '{recipe}', {command}.{key}: {error.errors()[0]['msg']}; found {value!r}."
             raise ConfigError(message) from None
     return values
+
+
+def _flags(config_type: type) -> dict[str, str]:
+    """The settings whose flag has another name, by that name: ``from`` is no name for a field."""
+    hints = typing.get_type_hints(config_type, include_extras=True)
+    named = [(name, getattr(one, "name", None)) for name, hint in hints.items() for one in typing.get_args(hint)[1:]]
+    return {flag: name for name, flag in named if isinstance(flag, str)}
 
 
 def _beside(recipe: Path, value: object) -> object:
