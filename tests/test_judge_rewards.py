@@ -6,13 +6,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from regrasp.data.sidecar import read_provenance
-from regrasp.recap.judge_rewards import judged_tables, parse_rewards
+from regrasp.recap.judge_rewards import earned_points, judged_tables, parse_rewards
 from tests.datasets import EpisodeSpec, write_dataset
 from tests.judge_rows import write_rows
 from tests.stage_runs import keys, refused, sidecar, succeeds
 
+EARNED = "the first moment from which on they are held, else the last frame"
 MAP = "{1: -2, 2: -1.5, 3: -1}"
 
 
@@ -79,13 +82,38 @@ def test_a_rubrics_points_are_added_at_the_end(dataset: Path):
     made = read_provenance(dataset / "meta/returns_x.parquet")
     assert made is not None
     assert made.scale == {"scope": "task", "scales": {"put the cube in the box": [-8.0, 20.0]}}
-    assert [made.config[name] for name in ("rewards", "map", "points_added_at")] == ["rubric:j", "20", "the last frame"]
+    assert [made.config[name] for name in ("rewards", "map", "points_added_at")] == ["rubric:j", "20", EARNED]
     # task_horizon: 5 frames and the worth of full marks, so that a failure which earned all is no success
     write_points(dataset, "all", {0: [0, 0], 3: [0.4, 0.6]})
     succeeds("returns", *common[:2], "--rewards", "rubric:all", "--map", 20, "--tag", "y")
     returns = sidecar(dataset, "returns", "y")["return"]
     assert returns.tolist() == [-4, -3, -2, -1, 0, -8, -7, -6, -5]
     assert returns[5:].max() < returns[:5].min()
+
+
+def test_points_are_added_where_they_were_first_held_for_good(dataset: Path):
+    moments = [{"frames": 2, "points": [0.4, 0.6]}, {"frames": 3, "points": [0.4, 0.1]}, {"frames": 4, "points": None}]
+    rows = {0: {"points": [0.4, 0.6], "moments": moments}, 3: {"points": [0, 0], "moments": moments}}
+    write_rows(dataset, "rubric", "j", {n: {**row, "invalid": False} for n, row in rows.items()})
+    words = ["--rewards", "rubric:j", "--map", 20, "--failure-penalty", 10]
+    succeeds("returns", "--rollouts", dataset, *words, "--tag", "x")
+    # success: after 2 frames 0.4 + 0.1 are held for good, which is 10; the rest, 0.5, only at the end, since it was
+    # lost after 3. failure: all that it had was lost
+    found = sidecar(dataset, "returns", "x")["reward"].tolist()
+    assert found == pytest.approx([-1, -1 + 10, -1, -1, 10, -1, -1, -1, -10])
+
+
+@given(
+    st.integers(1, 30),
+    st.lists(st.lists(st.sampled_from([0, 0.1, 0.5]), min_size=2, max_size=2), max_size=5),
+    st.data(),
+)
+def test_earned_points_sum_up_to_the_total(length: int, marks: list[list[float]], data: st.DataObject):
+    total = data.draw(st.lists(st.sampled_from([0, 0.1, 0.5]), min_size=2, max_size=2))
+    moments = [{"frames": max(1, length * k // 6), "points": own} for k, own in enumerate(marks, 1)]
+    earned = earned_points({"points": total, "moments": moments}, length)
+    assert earned.sum() == pytest.approx(sum(total))
+    assert (earned >= -1e-9).all()
 
 
 def test_labels_come_from_returns_with_points_too(dataset: Path):

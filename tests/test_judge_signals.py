@@ -240,6 +240,24 @@ def test_long_videos_give_166_frames(tmp_path: Path):
     assert request.videos[0].timestamps_s[-1] == pytest.approx(99.5)
 
 
+def test_an_attempt_is_also_marked_cut_off_at_moments(tmp_path: Path):
+    # 3 s that turn bright after the first: cut off at 1, 2 and 3 quarters of 30 frames, that is 8, 15 and 22
+    job = job_of(write_gray(tmp_path / "a.mp4", [20] * 10 + [230] * 20), rubric=STEPS)
+    engine, signal = ScriptedEngine(), RubricSignal(ask=GENERIC.ask("rubric"), num_samples=2, moments=3)
+    fields = judge(signal, job, engine).fields
+    low, high = [0.0, 0.0], [0.4, 0.6]
+    assert fields["moments"] == [
+        {"frames": 8, "points": low},
+        {"frames": 15, "points": high},
+        {"frames": 22, "points": high},
+    ]
+    assert fields["points"] == high
+    assert sorted(request.videos[0].duration_s for request in engine.asked) == [0.8, 1.5, 2.2, 3.0]
+    assert len({request.seed for request in engine.asked}) == 4
+    assert "moments" not in judge(RubricSignal(ask=GENERIC.ask("rubric")), job, ScriptedEngine()).fields
+    assert "moments" not in RubricSignal(ask=GENERIC.ask("rubric")).settings()
+
+
 def test_samples_are_drawn_one_by_one_where_n_is_missing(tmp_path: Path):
     job, engine = job_of(write_gray(tmp_path / "a.mp4", [200] * 5), rubric=STEPS), ScriptedEngine()
     able = replace(ABLE, n=False)

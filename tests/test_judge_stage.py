@@ -11,7 +11,7 @@ import pytest
 from regrasp.data.dataset import open_dataset
 from regrasp.data.sidecar import read_provenance
 from regrasp.recap import annotate
-from regrasp.recap.annotate import parse_episodes
+from regrasp.recap.episode_spans import parse_episodes
 from regrasp.rewards.engine import Reply, Request
 from tests.datasets import EpisodeSpec, write_dataset
 from tests.judge_engine import ScriptedEngine, bright_is_good, write_gray

@@ -10,6 +10,7 @@ from pathlib import Path
 from regrasp.core.errors import ConfigError, SidecarError, listing
 from regrasp.data.dataset import Dataset, open_dataset
 from regrasp.data.storage import write_bytes_atomic
+from regrasp.recap.episode_spans import parse_episodes
 from regrasp.recap.selection import tell
 from regrasp.report.progress import track
 from regrasp.rewards.bench import Bench, LocalBench
@@ -108,6 +109,8 @@ class RubricConfig(JudgeConfig):
     """Answers drawn for each job; the middle one is reported."""
     keep_thinking: bool = False
     """Keep what the model thought in the rows."""
+    moments: int = 0
+    """Also mark the attempt cut off at that many moments, so that it is known about when points were earned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,8 +181,14 @@ def make_signal(config: JudgeConfig, profile: Profile) -> Signal:
             if config.num_samples < 1:
                 message = f"--num-samples is at least 1; found {config.num_samples}."
                 raise ConfigError(message)
-            ask, samples = profile.ask("rubric"), config.num_samples
-            return RubricSignal(ask=ask, num_samples=samples, keep_thinking=config.keep_thinking)
+            if config.moments < 0:
+                raise ConfigError(f"--moments is at least 0; found {config.moments}.")
+            return RubricSignal(
+                ask=profile.ask("rubric"),
+                num_samples=config.num_samples,
+                keep_thinking=config.keep_thinking,
+                moments=config.moments,
+            )
     raise AssertionError(type(config))
 
 
@@ -259,36 +268,6 @@ def chosen_jobs(config: JudgeConfig, dataset: Dataset | None) -> list[Job]:
         fields = read_rubric(config.rubric)
         jobs = [with_rubric(job, fields, f"'{config.rubric}'") for job in jobs]
     return jobs
-
-
-def parse_episodes(text: str | None, known: list[int]) -> list[int] | None:
-    """Read which episodes are wanted: numbers and spans FROM:TO (TO excluded, as in Python), joined by commas.
-
-    Args:
-        text: What the user gave; None for all.
-        known: The dataset's episode numbers; a span takes those of them that lie in it.
-
-    Raises:
-        ConfigError: It cannot be understood, or names no episode.
-    """
-    if text is None:
-        return None
-    wanted: list[int] = []
-    try:
-        for part in text.split(","):
-            start, colon, stop = part.strip().partition(":")
-            if colon:
-                low, high = int(start or 0), int(stop) if stop else max(known, default=0) + 1
-                wanted += [number for number in known if low <= number < high]
-            else:
-                wanted.append(int(start))
-    except ValueError:
-        message = f"--episodes is numbers and spans, such as 0:20 or 3,5,8; found {text!r}."
-        raise ConfigError(message) from None
-    if not wanted:
-        message = f"--episodes {text} names none of the dataset's episodes, {listing(known)}."
-        raise ConfigError(message)
-    return sorted(set(wanted))
 
 
 def rows_path(dataset: Dataset, signal: str, tag: str) -> Path:

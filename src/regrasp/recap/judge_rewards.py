@@ -1,11 +1,13 @@
 """What a judge's scores add to the rewards, by a rule that the user states and the returns record.
 
-Dense scores say what each frame costs. A rubric's points are known of the whole attempt only, and are added at its end.
+Dense scores say what each frame costs. A rubric's points are added where they were first earned for good, as far as the
+attempt was also marked cut off there; otherwise at its end, since marks of a whole attempt tell no earlier time.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -48,7 +50,7 @@ class RubricRewards:
 
     def settings(self) -> dict[str, object]:
         """What provenance says besides the flags."""
-        return {"points_added_at": "the last frame"}
+        return {"points_added_at": "the first moment from which on they are held, else the last frame"}
 
 
 JudgedRewards = DenseRewards | RubricRewards
@@ -142,17 +144,38 @@ def frame_rewards(
 def _rubric_rewards(
     dataset: Dataset, numbers: list[int], lengths: list[int], judged: RubricRewards
 ) -> tuple[list[np.ndarray], str]:
-    """-1 a frame, and on the last one the worth of the points, which no one knows the earlier time of."""
+    """-1 a frame, and the worth of the points at the frames where they were earned."""
     from regrasp.recap.outcomes_stage import judged_episodes  # and with it the judges' whole stage
 
     rows = judged_episodes(dataset, "rubric", judged.tag)
     _refuse_gaps(dataset, judged.tag, "rubric", [n for n in numbers if n not in rows or rows[n]["invalid"]])
     found = []
     for number, length in zip(numbers, lengths, strict=True):
-        rewards = np.full(length, -1.0)
-        rewards[-1] = judged.worth * math.fsum(rows[number]["points"])
-        found.append(rewards)
-    return found, digest([[n, rows[n]["points"]] for n in numbers])
+        found.append(judged.worth * earned_points(rows[number], length) - 1.0)
+        found[-1][-1] += 1.0  # the last frame costs nothing, as ever
+    return found, digest([[n, rows[n]["points"], rows[n].get("moments")] for n in numbers])
+
+
+def earned_points(row: Mapping[str, Any], length: int) -> Float[np.ndarray, " T"]:
+    """Return the points that an attempt earned at each of its frames.
+
+        e_m = sum_s min_{m' >= m} p_{m', s}
+
+    p are the points of the steps s by the moments m, the attempt's end being the last. A point that was lost again does
+    not count as earned before: e rises from moment to moment up to the total, and a moment's last frame gets its rise.
+
+    Args:
+        row: The judge's row: ``points``, and where the attempt was also marked cut off ``moments``; those without
+            points are left out, as the reply is invalid.
+        length: T, the frames of the attempt.
+    """
+    moments = [one for one in row.get("moments", ()) if one["points"] is not None]
+    marks = np.array([*(one["points"] for one in moments), row["points"]], dtype=np.float64)
+    held = np.minimum.accumulate(marks[::-1], axis=0)[::-1].sum(axis=1).round(9)
+    earned = np.zeros(length)
+    places = [*(one["frames"] - 1 for one in moments), length - 1]
+    np.add.at(earned, places, np.diff(held, prepend=0.0))
+    return earned
 
 
 def _dense_rewards(

@@ -2,8 +2,9 @@
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -38,11 +39,14 @@ class RubricSignal:
     ask: Ask
     num_samples: int = 9
     keep_thinking: bool = False
+    moments: int = 0
+    """How many times the attempt is also marked as if it had been cut off, evenly over its length."""
     name: str = "rubric"
 
     def settings(self) -> dict[str, object]:
         """What decides the rows besides the profile."""
-        return {"num_samples": self.num_samples, "keep_thinking": self.keep_thinking}
+        cut = {"moments": self.moments} if self.moments else {}
+        return {"num_samples": self.num_samples, "keep_thinking": self.keep_thinking, **cut}
 
     def check(self, capabilities: Capabilities, jobs: list[Job]) -> None:
         """Refuse an engine that takes one video only where a job has several, and a job without a rubric."""
@@ -61,13 +65,34 @@ class RubricSignal:
         """Say which videos are shown."""
         frames = len(self._numbers(views))
         sizes = ", ".join(f"{width}x{height}" for height, width in self._sizes(views))
-        return f"{len(views.names)} videos of {frames} frames ({sizes}), {self.num_samples} samples"
+        cut = f", and the same cut off at {self.moments} moments" if self.moments else ""
+        return f"{len(views.names)} videos of {frames} frames ({sizes}), {self.num_samples} samples{cut}"
 
     def first_request(self, job: Job, views: Views) -> Request:
         """The question as an engine that can do everything is asked."""
         return self._request(job, views, constraint=True, thinking=self.ask.thinking, n=self.num_samples)
 
     async def judge(self, job: Job, views: Views, desk: Desk, capabilities: Capabilities) -> Judged:
+        """Mark the attempt, and where ``moments`` are wanted also its beginnings."""
+        shares = [moment / (self.moments + 1) for moment in range(1, self.moments + 1)]
+        cut = [replace(job, control="prefix", shown=share) for share in shares]
+
+        async with asyncio.TaskGroup() as group:
+            whole = group.create_task(self._draw(job, lambda: views, desk, capabilities))
+            parts = [group.create_task(self._draw(part, partial(Views, part), desk, capabilities)) for part in cut]
+        exchanges, samples = whole.result()
+        flags = ["identical samples at temperature above 0"] if self.ask.temperature > 0 and _same(samples) else []
+        fields = rubric_fields(job.rubric, samples, keep_thinking=self.keep_thinking)
+        if cut:
+            shown = [views.shown_frames(share) for share in shares]
+            marked = [rubric_fields(job.rubric, part.result()[1], keep_thinking=False).get("points") for part in parts]
+            fields["moments"] = [{"frames": n, "points": points} for n, points in zip(shown, marked, strict=True)]
+        asked = [*exchanges, *(exchange for part in parts for exchange in part.result()[0])]
+        return Judged(fields=fields, exchanges=asked, flags=flags)
+
+    async def _draw(
+        self, job: Job, see: Callable[[], Views], desk: Desk, capabilities: Capabilities
+    ) -> tuple[list[Exchange], list[Sample]]:
         """Draw the samples: in one request where the engine can, else one by one.
 
         A model whose thinking a constraint would suppress thinks first, freely, and answers in a second call.
@@ -77,12 +102,13 @@ class RubricSignal:
         together = capabilities.n and not split
         draws = 1 if together else self.num_samples
         n = self.num_samples if together else 1
+        first = round(1_000_000 * job.shown) if job.shown < 1 else 0
 
         async def draw(number: int) -> list[Exchange]:
             def build() -> Request:
                 thinks = self.ask.thinking and not split
-                request = self._request(job, views, constraint=whole, thinking=thinks, n=n)
-                return replace(request, seed=seed_of(job, self.name, number))
+                request = self._request(job, see(), constraint=whole, thinking=thinks, n=n)
+                return replace(request, seed=seed_of(job, self.name, first + number))
 
             after = (lambda request, reply: _answer_after(request, reply, job.rubric),) if split else ()
             return await desk.ask(build, *after)
@@ -91,9 +117,7 @@ class RubricSignal:
             tasks = [group.create_task(draw(number)) for number in range(draws)]
         exchanges = [task.result() for task in tasks]
         samples = [sample for one in exchanges for sample in _samples(one, job.rubric, split=split)]
-        flags = ["identical samples at temperature above 0"] if self.ask.temperature > 0 and _same(samples) else []
-        fields = rubric_fields(job.rubric, samples, keep_thinking=self.keep_thinking)
-        return Judged(fields=fields, exchanges=[e for one in exchanges for e in one], flags=flags)
+        return [e for one in exchanges for e in one], samples
 
     def _numbers(self, views: Views) -> np.ndarray:
         ask = self.ask

@@ -80,8 +80,12 @@ class Views:
         elif control == "frozen":
             self._order = np.zeros_like(self._order)
         if shown < 1:
-            self.timestamps = self.timestamps[: max(1, round(len(self.timestamps) * shown))]
+            self.timestamps = self.timestamps[: self.shown_frames(shown)]
             self.duration_s = _duration(self.timestamps, self.fps)
+
+    def shown_frames(self, share: float) -> int:
+        """Return how many frames are a share of these, at least one."""
+        return max(1, round(len(self.timestamps) * share))
 
     def _open_episode(self, job: Job) -> None:
         place = job.episode
