@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from regrasp.core.errors import ConfigError, DatasetError, MissingSidecar, OutcomeError, SidecarError
+from regrasp.core.errors import ConfigError, DatasetError, MissingSidecar, NonFiniteData, OutcomeError, SidecarError
 from regrasp.learn.episode_rows import DatasetRows, EpisodeRef, FrameTable
 from regrasp.learn.image_cache import Images
 from regrasp.learn.policy_data import (
@@ -266,6 +266,20 @@ def test_filtering_where_nothing_succeeded_is_refused(tmp_path: Path):
     write_dataset(tmp_path / "rollouts", episodes=episodes, camera_kind="none")
     with pytest.raises(ConfigError, match="None of the episodes of rollouts is a success"):
         run(fit({"rollouts": (tmp_path / "rollouts",)}, tmp_path / "policy", episodes="success"))
+
+
+def test_an_action_that_is_not_finite_is_named_by_dataset_episode_and_frame(
+    data: dict[str, tuple[Path, ...]], tmp_path: Path
+):
+    def spoil(table: pa.Table) -> pa.Table:
+        values = np.stack(table["action"].to_numpy())
+        values[9] = np.nan  # the third frame of the second episode; the first has 7
+        return table.set_column(table.column_names.index("action"), "action", [values.tolist()])
+
+    edit_parquet(next((data["rollouts"][0] / "data").rglob("*.parquet")), spoil)
+    with pytest.raises(NonFiniteData, match=r"rollouts.*episode 1.*frame.* 2"):
+        run(fit(data, tmp_path / "policy"))
+    assert not (tmp_path / "policy").exists()
 
 
 def test_several_tasks_are_never_mixed_unasked_since_the_policy_reads_no_text(tmp_path: Path):

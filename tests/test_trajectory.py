@@ -29,6 +29,13 @@ def test_construction_makes_tensors_contiguous_at_any_depth_and_leaves_the_calle
     assert not transposed.is_contiguous()
 
 
+def test_fields_may_be_given_in_the_order_that_rlinf_users_know():
+    flags = torch.zeros((2, 3, 4), dtype=torch.bool)
+    found = Trajectory(50, "weights", torch.ones((2, 3, 4)), flags)
+    assert (found.max_episode_length, found.model_weights_id, found.batch_size) == (50, "weights", 3)
+    assert torch.equal(found.intervene_flags, flags)
+
+
 def test_nothing_is_collected_by_default():
     empty = Trajectory()
     assert empty.max_episode_length == 0

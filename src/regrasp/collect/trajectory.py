@@ -30,7 +30,7 @@ DATA_FIELDS = (*STEP_FIELDS, *DONE_FIELDS, "prev_values")
 """All fields that hold tensors. ``prev_values`` may have one row more per epoch too: the value after its last step."""
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class Trajectory:
     """T chunk steps of B environments, over E rollout epochs of equal length. Tensors are CPU and contiguous.
 

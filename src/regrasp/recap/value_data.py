@@ -169,7 +169,7 @@ def check_states(datasets: Sequence[Dataset], rows: "Sequence[DatasetRows]") -> 
             for dataset, dimension in zip(datasets, dimensions, strict=True)
         )
         raise ConfigError(
-            f"One value model needs states of one dimension; found {found}. Mend: map columns of one meaning to "
+            f"One model needs states of one dimension; found {found}. Mend: map columns of one meaning to "
             "observation.state with `keys:` in the recipe, fit a model for each robot, or use --no-state."
         )
 
