@@ -15,6 +15,7 @@ from tests.judge_engine import write_numbered
 from tests.stage_runs import sidecar, succeeds
 from tests.tiny_judge import write_tiny_judge
 
+REAL = Path(__file__).resolve().parents[2] / "shared" / "data" / "g1_bottle_v30"
 GRADES = [{"label": "no", "points": 0}, {"label": "half", "points": 0.25}, {"label": "yes", "points": 0.5}]
 FIELDS = {"rubric": [{"action": "grasp", "grading": GRADES}, {"action": "lift", "grading": GRADES}]}
 
@@ -94,13 +95,17 @@ def test_dense_windows_parse(model: Path, clips: list[Path], tmp_path: Path, ask
     assert sorted(request.prompt.split("shows ")[1][:15] for request in asked) == ["0.0 s to 16.0 s", "1.5 s to 17.5 s"]
 
 
+SHORT = (
+    'name: short\nversion: 1\nrubric: {prompt: "{task}\\n{rubric}", max_tokens: 24, temperature: 1, '
+    "thinking: true, frames_per_second: 2, most_frames: 166}\n"
+)
+"""Thoughts of random weights are long: 24 tokens are enough of them."""
+
+
 def test_rubric_answers_parse(model: Path, clips: list[Path], tmp_path: Path, asked: list[Request]):
     (tmp_path / "rubric.json").write_text(json.dumps(FIELDS))
-    own = tmp_path / "short.yaml"  # thoughts of random weights are long: 24 tokens are enough of them
-    own.write_text(
-        'name: short\nversion: 1\nrubric: {prompt: "{task}\\n{rubric}", max_tokens: 24, temperature: 1, '
-        "thinking: true, frames_per_second: 2, most_frames: 166}\n"
-    )
+    own = tmp_path / "short.yaml"
+    own.write_text(SHORT)
     words = ["--rubric", tmp_path / "rubric.json", "--profile", own, "--num-samples", 3]
     row = run("rubric", model, tmp_path / "r.jsonl", "--video", *clips, "--task", "Lift it.", *words)
     assert (row["invalid"], row["valid_samples"], row["raw"]) == (False, 3, [])
@@ -136,3 +141,30 @@ def test_an_attempt_of_one_frame_gets_all_three_signals(model: Path, tmp_path: P
     assert len(row["points"]) == 2
     # dense shows the frame twice, as the two frames of its half second; a rubric is thought about, then answered
     assert [len(request.videos[0].frames) for request in asked] == [1, 2, 1, 1]
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the shared recordings are not on this machine")
+def test_a_real_recording_gets_all_three_signals(model: Path, tmp_path: Path, asked: list[Request]):
+    (tmp_path / "rubric.json").write_text(json.dumps(FIELDS))
+    (tmp_path / "short.yaml").write_text(SHORT)
+    words = ["--dataset", REAL, "--episodes", "4:6", "--sidecars", tmp_path, "--tag", "tiny", "--model", model]
+    rubric = ["--rubric", tmp_path / "rubric.json", "--profile", tmp_path / "short.yaml", "--num-samples", 1]
+    rows: dict[str, dict[int, dict]] = {}
+    for signal, more in (("terminal", []), ("dense", []), ("rubric", rubric)):
+        succeeds("annotate", signal, *words, "--engine", "transformers", *more)
+        lines = (tmp_path / f"g1_bottle_v30/{signal}_tiny.jsonl").read_text().splitlines()
+        rows[signal] = {row["dataset"]["episode_index"]: row for row in map(json.loads, lines)}
+    assert [row["invalid"] for found in rows.values() for row in found.values()] == [False] * 6
+    # 410 and 445 frames at 30 per second are 13.67 and 14.83 s: one window each, of 28 and 30 half seconds with two
+    # frames for each; 64 frames for the score of the whole; one every half second from 0 to 13.5 and to 14.5 s
+    assert [rows["terminal"][number]["frames"] for number in (4, 5)] == [[[64]]] * 2
+    assert [rows["dense"][number]["frames"] for number in (4, 5)] == [[[56]], [[60]]]
+    assert [len(rows["dense"][number]["half_seconds"]) for number in (4, 5)] == [28, 30]
+    assert [rows["rubric"][number]["frames"] for number in (4, 5)] == [[[28]] * 2, [[30]] * 2]
+    shown = {request.id: request for request in asked if "0.0-" in request.id}["g1_bottle_v30/4 0.0-13.7 s"]
+    assert shown.videos[0].frames.shape == (56, 252, 336, 3)
+    # the frame nearest to a wanted time is at most half a frame away, save beyond the last one, at 409/30 s
+    wanted = np.minimum(np.arange(56) / 4, 409 / 30)
+    assert np.abs(shown.videos[0].timestamps_s - wanted).max() < 0.5 / 30 + 1e-4
+    assert "0.0 s to 13.7 s" in shown.prompt
+    assert '"Pick up the yellow bottle on the table."' in shown.prompt
