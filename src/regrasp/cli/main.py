@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "advantages": ("regrasp.recap.advantages", "AdvantagesConfig", "an advantage and a label for every frame"),
     "relabel": ("regrasp.recap.relabel", "RelabelConfig", "new labels from stored values"),
     "policy fit": ("regrasp.recap.policy_fit", "PolicyFitConfig", "train a policy, conditioned on labels or plainly"),
-    "progress": ("regrasp.recap.progress", "ProgressConfig", "values or scores as progress, for LeRobot's weighted training"),
+    "progress": ("regrasp.recap.progress", "ProgressConfig", "values or scores as progress, for weighted training"),
     "improve": (
         "regrasp.recap.improve",
         "ImproveConfig",
