@@ -21,7 +21,7 @@ help:
 	@echo 'make demo-labels  two small datasets with video, taken from recording to advantage labels'
 	@echo 'make check      format, lint, types and import layers, changing nothing'
 	@echo 'make format     rewrite the code as the formatter and the linter can'
-	@echo 'make clean      remove .venv, .uv and every cache'
+	@echo 'make clean      remove .venv, .uv, .vllm and every cache'
 
 setup:
 	@sh scripts/setup.sh
@@ -49,5 +49,5 @@ format: setup
 	$(PYTHON) -m ruff format .
 
 clean:
-	rm -rf .venv .uv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .uv .vllm build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,25 +1,23 @@
-"""The `vllm` engine and a server of vLLM's, for real: a tiny model on a CPU. `sh scripts/judge_vllm.sh` runs it.
+"""The `vllm` engine for real, with a tiny model on a CPU. `sh scripts/judge_vllm.sh` sets it up and runs it.
 
-vLLM needs another torch than LeRobot, so this is no part of the usual tests: their files begin with test_.
+vLLM for a CPU needs another torch than LeRobot, so this is no part of the usual tests, whose files begin with test_.
+A server of vLLM's is tried in test_judge_real_server.py.
 """
 
 import asyncio
 import json
 import os
 import re
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import pytest
 
 from regrasp.rewards.dense import DenseSignal
-from regrasp.rewards.engine import EngineUnavailable, JudgeEngine, Request, RequestTooLong
+from regrasp.rewards.engine import EngineUnavailable, JudgeEngine, RequestTooLong
 from regrasp.rewards.engines import build_engine
 from regrasp.rewards.engines.local_prompt import PromptMaker
 from regrasp.rewards.engines.vllm_engine import VllmConfig, VllmEngine
@@ -36,7 +34,14 @@ from tests.judge_engine_contract import RUBRIC, clip, keeps_the_contract, questi
 from tests.stage_runs import succeeds
 from tests.tiny_judge import CONTEXT, write_tiny_judge
 
-SMALL = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 16}
+SMALL = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_num_seqs": 16,
+    # On a CPU, vLLM 0.32 ends where a seeded reply's prompt is read in parts: "CPU Generator does not use offset".
+    "enable_chunked_prefill": False,
+    "max_num_batched_tokens": CONTEXT,
+}
 PROFILE = read_profile("generic")
 SIGNALS: dict[str, Signal] = {
     "terminal": TerminalSignal(ask=PROFILE.ask("terminal")),
@@ -63,28 +68,6 @@ def engine(model: Path, loop: asyncio.Runner) -> Iterator[VllmEngine]:
     loop.run(one.probe())
     yield one
     loop.run(one.close())
-
-
-@pytest.fixture(scope="module")
-def server(model: Path) -> Iterator[str]:
-    """The address of `vllm serve`."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    flags = ["--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-num-seqs", "16"]
-    flags += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny"]
-    program = Path(sys.executable).with_name("vllm")
-    child = subprocess.Popen([program, "serve", str(model), *flags])
-    address = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 900
-    while time.monotonic() < deadline and child.poll() is None:
-        try:
-            if httpx.get(f"{address}/health").status_code == 200:
-                break
-        except httpx.TransportError:
-            time.sleep(1)
-    yield f"{address}/v1"
-    child.terminate()
-    child.wait(60)
 
 
 @pytest.fixture
@@ -210,31 +193,6 @@ def test_the_engine_keeps_the_contract(engine: VllmEngine, loop: asyncio.Runner)
     loop.run(kept())
 
 
-def test_a_server_gives_the_three_signals_with_the_same_scores(
-    server: str, engine: VllmEngine, loop: asyncio.Runner, jobs: list[Job], tmp_path: Path
-):
-    settings = {"model": "tiny", "base_url": server, "jpeg_quality": 95}
-    client = build_engine("openai", settings)
-    able = asyncio.run(keeps_the_contract(client))
-    assert able == replace(
-        able, constraint=True, logprobs=True, several_videos=True, timestamps=True, prefill=True, n=True
-    )
-    rows = asyncio.run(three_signals(build_engine("openai", settings), jobs, tmp_path))
-    check_rows(rows)
-    (tmp_path / "local").mkdir()
-    local = loop.run(three_signals(engine, jobs, tmp_path / "local"))
-    for ours, theirs in zip(local["terminal"], rows["terminal"], strict=True):
-        # JPEG changes the pixels, and the tiny model's random weights make much of that
-        assert theirs["expected_score"] == pytest.approx(ours["expected_score"], abs=0.2)
-        assert theirs["prompt_tokens"] == ours["prompt_tokens"]
-
-
-def test_a_prompt_that_a_server_has_no_room_for_says_what_to_lower(server: str):
-    client = build_engine("openai", {"model": "tiny", "base_url": server})
-    with pytest.raises(RequestTooLong, match="Lower the number of frames"):
-        asyncio.run(client.judge(question(prompt="a " * CONTEXT)))
-
-
 def test_the_command_line_runs_the_engine_and_ends_it(model: Path, jobs: list[Job], tmp_path: Path):
     attempt = ["--video", *jobs[1].videos, "--task", "Shine.", "--output", tmp_path / "rows.jsonl"]
     options = ["--engine-options", f"context={CONTEXT}", f"arguments={json.dumps(SMALL)}"]
@@ -248,15 +206,17 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path):
         asyncio.run(VllmEngine(VllmConfig(model=str(tmp_path))).probe())
 
 
-def test_thinking_is_given_apart_and_only_the_answer_is_constrained(tmp_path: Path, loop: asyncio.Runner):
+def test_a_model_that_thinks_is_asked_in_two_calls_unless_vllm_knows_how_it_thinks(
+    tmp_path: Path, loop: asyncio.Runner
+):
     folder = str(write_tiny_judge(tmp_path, thinking=True))
     asked = question(thinking=True, max_tokens=60, temperature=1.0, seed=1, n=4)
 
-    async def judged(request: Request) -> list[str]:
+    async def judged() -> tuple[str, ...]:
         one = VllmEngine(VllmConfig(model=folder, context=CONTEXT, arguments=dict(SMALL)))
-        assert not (await one.probe()).thinking  # no parser was named
-        reply = await one.judge(request)
+        assert not (await one.probe()).thinking
+        texts = (await one.judge(asked)).texts
         await one.close()
-        return list(reply.texts)
+        return texts
 
-    assert len(loop.run(judged(asked))) == 4
+    assert len(set(loop.run(judged()))) > 1
