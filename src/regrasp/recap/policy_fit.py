@@ -65,8 +65,8 @@ class PolicyFitConfig(Selection):
     """beta, as the checkpoint has it; can be changed where it is run."""
     noise_scale: float = 1.0
     """Scale of the starting noise, as the checkpoint has it; can be changed where it is run."""
-    steps: int = 3000
-    """Optimizer steps; the weights after the last one are kept."""
+    steps: int = 8000
+    """Optimizer steps; the weights after the last one are kept. Too few hurt most what learns from all of the data."""
     batch_size: int = 256
     """Frames in a step."""
     learning_rate: float = 3e-3
@@ -77,7 +77,7 @@ class PolicyFitConfig(Selection):
     """Keep an exponential moving average of the weights with this decay; None for the weights themselves."""
     holdout: float = 0.1
     """The share of episodes kept from training, by dataset, task and outcome; 0 for none."""
-    checkpoint_every: int = 500
+    checkpoint_every: int = 1000
     """Steps between checkpoints, each with an evaluation on the held-out episodes."""
     seed: int = 0
     """Decides the held-out episodes, the first weights and the order of frames."""
