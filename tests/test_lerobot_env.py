@@ -2,6 +2,9 @@
 
 import json
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +86,55 @@ def test_a_rollout_of_pusht_is_a_dataset_of_stock_lerobot_for_any_number_of_work
     assert dataset[3]["task"] == "PushT-v0"
     assert open_dataset(tmp_path / "a").index().total == 40
     assert main(["inspect", str(tmp_path / "a")]) == 0
+
+
+def stock(command: str, folder: Path, **flags: object) -> None:
+    """Run one of LeRobot's own commands."""
+    words = [f"--{name.replace('__', '.')}={value}" for name, value in flags.items()]
+    quiet = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command_line = [sys.executable, "-m", f"lerobot.scripts.lerobot_{command}", *words]
+    done = subprocess.run(command_line, capture_output=True, text=True, check=False, env=quiet, cwd=folder, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_stock_lerobot_trains_on_a_recording_and_evaluates_what_regrasp_trained_on_it(tmp_path: Path):
+    pytest.importorskip("gym_pusht", reason="needs the extra pusht")
+    first = write_flow_policy(tmp_path / "p", {STATE: (2,), ENVIRONMENT_STATE: (16,)}, 2, mean=256.0, scale=80.0)
+    data, policy = tmp_path / "data", tmp_path / "policy"
+    rollout = ["rollout", str(first), "--env", PUSHT, "--episodes", "5", "--copies", "5", "--max-episode-steps", "12"]
+    assert main([*rollout, "--workers", "0", "--record", str(data)]) == 0
+    act = {"type": "act", "device": "cpu", "push_to_hub": "false", "dim_model": 32, "dim_feedforward": 32, "n_heads": 2}
+    stock(
+        "train",
+        tmp_path,
+        **{f"policy__{name}": value for name, value in act.items()},
+        dataset__repo_id="regrasp/data",
+        dataset__root=data,
+        steps=1,
+        batch_size=4,
+        num_workers=0,
+        output_dir=tmp_path / "act",
+    )
+    last = tmp_path / "act" / "checkpoints" / "last" / "pretrained_model"
+    assert main(["evaluate", str(last), "--env", PUSHT, "--episodes", "2", "--copies", "2", "--workers", "0"]) == 0
+
+    fit = ["policy", "fit", "--rollouts", str(data), "--output", str(policy), "--steps", "4", "--batch-size", "8"]
+    assert main([*fit, "--checkpoint-every", "4", "--device", "cpu"]) == 0
+    stock(
+        "eval",
+        tmp_path,
+        discover_packages_path="regrasp.models.flow_policy",
+        policy__path=policy,
+        policy__noise_scale=0.5,
+        env__type="pusht",
+        env__obs_type="environment_state_agent_pos",
+        env__episode_length=10,
+        eval__n_episodes=2,
+        eval__use_async_envs="false",
+        output_dir=tmp_path / "eval",
+    )
+    assert json.loads((tmp_path / "eval" / "eval_info.json").read_text())["overall"]["n_episodes"] == 2
 
 
 def test_a_plugin_s_environment_is_found_and_its_cameras_are_recorded_by_name(tmp_path: Path, toy: None):
