@@ -140,12 +140,12 @@ def results_table(evaluations: Sequence[Evaluation]) -> str:
                 one.policy,
                 one.task,
                 str(len(one.success)),
-                _interval(one.rate, 3),
+                f"{one.rate:.3f}",
                 speed,
-                _interval(one.throughput, 2),
+                f"{one.throughput:.2f}",
             )
         )
-    return _markdown(rows)
+    return markdown_table(rows)
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> str:
@@ -158,12 +158,12 @@ def comparison_table(comparisons: Sequence[Comparison]) -> str:
             one.task,
             f"{one.only_first} / {one.only_second}",
             f"{one.p_value:.2g}",
-            _interval(one.difference, 3),
-            _interval(one.throughput_ratio, 2),
+            f"{one.difference:.3f}",
+            f"{one.throughput_ratio:.2f}",
         )
         for one in comparisons
     ]
-    return _markdown([head, *rows])
+    return markdown_table([head, *rows])
 
 
 def compare_all(evaluations: Sequence[Evaluation], baseline: str | None = None) -> list[Comparison]:
@@ -189,13 +189,8 @@ def _with_baseline(policies: Mapping[str, Evaluation], baseline: str | None) -> 
     return [compare(one, policies[name]) for policy, one in policies.items() if policy != name]
 
 
-def _interval(interval: Interval, digits: int) -> str:
-    if interval.value != interval.value:
-        return "undefined"
-    return f"{interval.value:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
-
-
-def _markdown(rows: Sequence[tuple[str, ...]]) -> str:
+def markdown_table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Return rows as a Markdown table, the first as its head."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows

@@ -126,8 +126,7 @@ class Verdict:
         beats = "beats" if self.beats else "does not beat"
         return (
             f"{c.first} {beats} {c.second} at noise {self.noise_scale:g}: throughput "
-            f"× {ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] ({self.throughput}), success "
-            f"{difference.value:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}] ({self.success})."
+            f"× {ratio:.2f} ({self.throughput}), success {difference:+.3f} ({self.success})."
         )
 
 
@@ -239,6 +238,8 @@ def _numbers(interval: Any) -> list[float | None]:  # noqa: ANN401 - an Interval
 
 def _table(trials: Sequence[Trial], results: Sequence["Evaluation"]) -> str:
     """One row per policy and setting, noise scale by noise scale."""
+    from regrasp.collect.evaluate import markdown_table
+
     rows = [("policy", "noise", "success [95%]", "steps per success", "successes per 1000 steps [95%]")]
     order = sorted(range(len(trials)), key=lambda i: [t.noise_scale for t in trials].index(trials[i].noise_scale))
     for i in order:
@@ -247,11 +248,9 @@ def _table(trials: Sequence[Trial], results: Sequence["Evaluation"]) -> str:
             (
                 trials[i].title,
                 f"{trials[i].noise_scale:g}",
-                f"{rate.value:.3f} [{rate.low:.3f}, {rate.high:.3f}]",
+                f"{rate:.3f}",
                 "none" if np.isnan(steps) else f"{steps:.1f}",
-                f"{speed.value:.2f} [{speed.low:.2f}, {speed.high:.2f}]",
+                f"{speed:.2f}",
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |" for row in rows]
-    return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]])
+    return markdown_table(rows)

@@ -21,6 +21,12 @@ class Interval:
     low: float
     high: float
 
+    def __format__(self, spec: str) -> str:
+        """``f"{interval:.2f}"`` is "1.35 [1.20, 1.52]"; "undefined" where the value is."""
+        if np.isnan(self.value):
+            return "undefined"
+        return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+
 
 def wilson_interval(successes: int, episodes: int, confidence: float = 0.95) -> Interval:
     """A success rate with its Wilson score interval, which stays inside [0, 1] and holds for few episodes.
