@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from regrasp.data.dataset import open_dataset
 from regrasp.recap import annotate, judge_check
 from regrasp.rewards.engine import Reply, Request
-from regrasp.rewards.jobs import Job
+from regrasp.rewards.jobs import Job, episode_jobs
 from regrasp.rewards.views import Views
+from tests.dataset_pixels import read_pixels
 from tests.datasets import EpisodeSpec, write_dataset
 from tests.judge_engine import ScriptedEngine, bright_is_good, level_of, write_gray, write_numbered
 from tests.stage_runs import Done, refused, regrasp
@@ -132,16 +135,19 @@ def test_a_control_whose_replies_do_not_parse_counts_against_a_judge(attempts: P
     assert "same ones frozen (nan" in done.out
 
 
-def test_controls_show_what_they_say(tmp_path: Path):
-    path = write_numbered(tmp_path / "a.mp4", 9)
+@pytest.mark.parametrize("kind", ["files", "video", "image"])
+def test_controls_show_what_they_say(tmp_path: Path, kind: str):
+    if kind == "files":
+        job = Job(id="a", task="t", videos=(write_numbered(tmp_path / "a.mp4", 9),))
+    else:
+        path = write_dataset(
+            tmp_path / "d", cameras={"top": (48, 72)}, camera_kind=kind, episodes=[EpisodeSpec(5), EpisodeSpec(9)]
+        )
+        job = episode_jobs(open_dataset(path), ["top"], [1])[0]
 
-    def seen(control: str | None, shown: float = 1.0) -> list[float]:
-        views = Views(Job(id="a", task="t", videos=(path,), control=control, shown=shown))  # type: ignore[arg-type]
-        numbers = np.arange(len(views.timestamps))
-        plain = Views(Job(id="a", task="t", videos=(path,)))
-        frames = plain.frames(0, np.arange(9), (48, 72)).astype(int)
-        shown = views.frames(0, numbers, (48, 72)).astype(int)
-        return [int(np.abs(frames - one).mean(axis=(1, 2, 3)).argmin()) for one in shown]
+    def seen(control: str | None, shown: float = 1.0) -> list[int]:
+        views = Views(replace(job, control=control, shown=shown))  # type: ignore[arg-type]
+        return [read_pixels(frame)[2] for frame in views.frames(0, np.arange(len(views.timestamps)), (48, 72))]
 
     assert seen(None) == list(range(9))
     assert seen("reversed") == list(range(8, -1, -1))

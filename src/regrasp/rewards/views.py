@@ -70,6 +70,7 @@ class Views:
         if len(self.names) > MOST_VIEWS:
             message = f"Job {job.id!r} has {len(self.names)} views; a collage holds at most {MOST_VIEWS}. Mend: fewer."
             raise ConfigError(message)
+        self._recorded = self.timestamps
         self._order = np.arange(len(self.timestamps))
         self._change(job.control, job.shown)
 
@@ -120,7 +121,7 @@ class Views:
         if self.job.episode is not None:
             place = self.job.episode
             with contextlib.closing(FrameReader(place.dataset, place.cameras[view], size)) as reader:
-                return reader.read(place.number, self.timestamps[unique])[back]
+                return reader.read(place.number, self._recorded[unique])[back]
         clip = self._clips[view]
         with contextlib.closing(VideoCursor(_footage(clip), size)) as cursor:
             return read_frames(cursor, clip.times[unique])[back]
