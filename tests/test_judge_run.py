@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import resource
 import signal as signals
 import subprocess
 import sys
@@ -99,13 +100,23 @@ def test_other_settings_another_model_and_another_task_are_judged_anew(tmp_path:
     assert len(lines(path)) == 7
 
 
-@pytest.mark.parametrize("cut", [1, 30, 200])
-def test_a_torn_last_line_is_dropped_and_judged_again(tmp_path: Path, cut: int):
+@pytest.mark.parametrize(("cut", "again"), [(1, 0), (2, 1), (30, 1), (200, 1)])
+def test_a_torn_last_line_is_dropped_and_judged_again(tmp_path: Path, cut: int, again: int):
     jobs, path = write_jobs(tmp_path, 4), tmp_path / "rows.jsonl"
     judge(jobs, path, ScriptedEngine(), concurrency=1)
     whole = path.read_bytes()
     path.write_bytes(whole[:-cut])
-    assert judge(jobs, path, ScriptedEngine(), concurrency=1).judged == 1
+    assert judge(jobs, path, ScriptedEngine(), concurrency=1).judged == again
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("left", [1, 7, 60])
+def test_a_torn_first_line_is_dropped_too(tmp_path: Path, left: int):
+    jobs, path = write_jobs(tmp_path, 1), tmp_path / "rows.jsonl"
+    judge(jobs, path, ScriptedEngine())
+    whole = path.read_bytes()
+    path.write_bytes(whole[:left])
+    assert judge(jobs, path, ScriptedEngine()).judged == 1
     assert path.read_bytes() == whole
 
 
@@ -116,11 +127,50 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path):
     assert not path.exists()  # nothing was judged
 
 
-def test_a_file_of_something_else_is_left_alone(tmp_path: Path):
-    (tmp_path / "notes.txt").write_text("dear diary\n")
+@pytest.mark.parametrize(
+    "content",
+    [b"dear diary\n", b"dear diary", b"\x00\n\x00 ftyp", b'{"id": "a", "task": "t"}', b'{"id": "a"}\n{"id": "b"}'],
+)
+def test_a_file_of_something_else_is_left_alone(tmp_path: Path, content: bytes):
+    (tmp_path / "notes.txt").write_bytes(content)
     with pytest.raises(ConfigError, match="line 1, is no row"), RowFile(tmp_path / "notes.txt"):
         pass
-    assert (tmp_path / "notes.txt").read_text() == "dear diary\n"
+    assert (tmp_path / "notes.txt").read_bytes() == content
+
+
+def test_rows_go_to_a_regular_file_only(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(StorageError, match="no regular file"), RowFile(place):
+            pass
+        assert place.exists()
+
+
+def test_a_full_disk_ends_the_run_and_leaves_whole_rows(tmp_path: Path):
+    jobs, path = write_jobs(tmp_path, 4), tmp_path / "rows.jsonl"
+    judge(jobs, path, ScriptedEngine(), concurrency=1)
+    whole = path.read_bytes()
+    path.unlink()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) * 5 // 8, before[1]))  # in the third of four rows
+    try:
+        with pytest.raises(StorageError, match="failed: File too large; the rows before are kept"):
+            judge(jobs, path, ScriptedEngine(), concurrency=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    kept = path.read_bytes().splitlines(keepends=True)
+    assert len(kept) == 2
+    assert set(kept) < set(whole.splitlines(keepends=True))
+    assert judge(jobs, path, ScriptedEngine(), concurrency=1).judged == 2
+    assert set(path.read_bytes().splitlines()) == set(whole.splitlines())
+
+
+def test_rows_for_a_file_that_was_removed_are_not_asked_for(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    engine = ScriptedEngine(lambda request: (path.unlink(missing_ok=True), bright_is_good(request))[1])
+    with pytest.raises(StorageError, match="was removed while"):
+        judge(write_jobs(tmp_path, 20), path, engine, concurrency=1)
+    assert len(engine.asked) < 5
 
 
 def test_a_bad_video_costs_one_job(tmp_path: Path):
