@@ -9,11 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from regrasp.core.errors import nearest
-from regrasp.rewards.engine import EngineError, EngineUnavailable, Request, VideoInput
-from regrasp.rewards.engines.frames import as_image_parts, as_video_parts, expected_stamps
+from regrasp.rewards.engine import EngineError, EngineUnavailable, Request
+from regrasp.rewards.engines.frames import as_image_parts, as_video_parts, expected_stamps, probe_clip
 from regrasp.rewards.engines.openai_chat import (
     JSON_TOKENS,
     SPELLINGS,
@@ -184,7 +182,7 @@ class Prober:
 
     async def _video_frames(self, dialect: Dialect) -> bool:
         """Whether frames from ten seconds on reach the model with these times: the prompt that it saw is read."""
-        video = _clip()
+        video = probe_clip()
         request = replace(QUESTION, videos=(video,), max_tokens=1)
         payload = await self._ask(replace(dialect, video_frames=True), request, return_token_ids=True)
         tokens = (payload or {}).get("prompt_token_ids")
@@ -201,15 +199,7 @@ class Prober:
         """Whether a second video makes the prompt longer."""
         counts = []
         for number in (1, 2):
-            request = replace(QUESTION, videos=(_clip(),) * number, max_tokens=1)
+            request = replace(QUESTION, videos=(probe_clip(),) * number, max_tokens=1)
             payload = await self._ask(dialect, request)
             counts.append(0 if payload is None else read_reply(payload, PROBE).prompt_tokens)
         return 0 < counts[0] < counts[1]
-
-
-def _clip() -> VideoInput:
-    """Four frames of a moving bar, ten seconds into an episode of twenty."""
-    frames = np.zeros((4, 64, 64, 3), dtype=np.uint8)
-    for number in range(4):
-        frames[number, :, : 16 * (number + 1)] = 200
-    return VideoInput(frames=frames, timestamps_s=10 + 0.25 * np.arange(4), duration_s=20.0)
