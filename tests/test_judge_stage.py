@@ -107,6 +107,21 @@ def test_a_dry_run_says_what_would_be_asked_and_loads_no_engine(tmp_path: Path, 
     assert "2 videos of 6 frames (64x48, 64x48), 9 samples" in said
 
 
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_look_at_the_pictures_passes_over_a_bad_video(
+    tmp_path: Path, clips: list[Path], engine: ScriptedEngine, dry: bool
+):
+    names = ["gone.mp4", "left.mp4", "right.mp4"]
+    jobs = [json.dumps({"id": name, "task": "Shine.", "videos": [name]}) for name in names]
+    (tmp_path / "jobs.jsonl").write_text("\n".join(jobs))
+    words = ["--output", tmp_path / "o.jsonl", "--save-prompt-images", tmp_path / "seen", "--model", "m"]
+    done = regrasp("annotate", "terminal", "--jobs", tmp_path / "jobs.jsonl", *words, *(["--dry-run"] if dry else []))
+    assert (done.code, done.err.count("gone.mp4: The video")) == (2, 1)
+    assert sorted(path.name for path in (tmp_path / "seen").iterdir()) == ["left.mp4", "right.mp4"]
+    assert ("Would judge 2 jobs" in done.out) == dry
+    assert ("Shine." in done.out) == dry
+
+
 def test_a_dry_run_over_a_dataset_needs_no_torch(dataset: Path):
     words = ["annotate", "dense", "--dataset", str(dataset), "--cameras", *CAMERAS, "--dry-run"]
     code = f"import sys; from regrasp.cli.main import main; main({words!r}); print(sorted(sys.modules))"
@@ -155,19 +170,43 @@ def test_an_invalid_score_is_an_unknown_outcome(dataset: Path, engine: ScriptedE
 def test_a_tag_is_one_judges(dataset: Path, engine: ScriptedEngine):
     words = ["annotate", "terminal", "--dataset", dataset, "--cameras", *CAMERAS, "--tag", "j"]
     succeeds(*words, "--model", "m")
-    assert "other settings (engine scripted, model m, profile generic@1)" in refused(*words, "--model", "other")
+    said = refused(*words, "--model", "other")
+    assert f"(engine scripted, model m, profile generic@1, cameras {', '.join(CAMERAS)})" in said
     succeeds(*words, "--model", "other", "--overwrite")
     assert {row["model"] for row in rows_of(dataset / "meta/terminal_j.jsonl")} == {"other"}
 
 
+def test_a_tag_is_of_one_camera_order_and_one_rubric(dataset: Path, tmp_path: Path, engine: ScriptedEngine):
+    words = ["annotate", "terminal", "--dataset", dataset, "--tag", "j", "--model", "m", "--cameras"]
+    succeeds(*words, *CAMERAS, "--episodes", "0,2")
+    assert "written with other settings" in refused(*words, next(iter(CAMERAS)), "--episodes", "3")
+    succeeds(*words, *CAMERAS, "--episodes", "3")
+    assert len(rows_of(dataset / "meta/terminal_j.jsonl")) == 3
+    (tmp_path / "rubric.json").write_text(json.dumps({"rubric": RUBRIC}))
+    words = ["annotate", "rubric", "--dataset", dataset, "--cameras", *CAMERAS, "--tag", "j", "--model", "m"]
+    words += ["--rubric", tmp_path / "rubric.json", "--num-samples", 1]
+    succeeds(*words)
+    (tmp_path / "rubric.json").write_text(json.dumps({"rubric": [RUBRIC[0] | {"action": "hold"}, RUBRIC[1]]}))
+    assert "or another rubric" in refused(*words)
+    succeeds(*words, "--overwrite")
+    assert {row["steps"][0] for row in rows_of(dataset / "meta/rubric_j.jsonl")} == {"hold"}
+
+
 def test_rows_of_another_version_of_the_dataset_are_refused(dataset: Path, engine: ScriptedEngine):
-    words = ["--cameras", *CAMERAS, "--tag", "j", "--model", "m"]
-    succeeds("annotate", "terminal", "--dataset", dataset, *words)
+    words = ["annotate", "terminal", "--dataset", dataset, "--cameras", *CAMERAS, "--tag", "j", "--model", "m"]
+    outcomes = ["outcomes", "--dataset", dataset, "--from", "terminal:j", "--success-at", 4]
+    succeeds(*words)
     path = dataset / "meta/terminal_j.jsonl"
     fingerprint = open_dataset(dataset).index().fingerprint
-    path.write_text(path.read_text().replace(fingerprint, "0" * len(fingerprint)))
-    said = refused("outcomes", "--dataset", dataset, "--from", "terminal:j", "--success-at", 4)
-    assert "another version" in said
+    rows = [row | {"job": "of then"} for row in rows_of(path)]
+    rows.append(rows[0] | {"id": "pick/9", "dataset": rows[0]["dataset"] | {"episode_index": 9}})  # which is gone
+    path.write_text("".join(json.dumps(row).replace(fingerprint, "0" * len(fingerprint)) + "\n" for row in rows))
+    assert "another version" in refused(*outcomes)
+    succeeds(*words, "--episodes", "0,2")
+    assert "judgement of pick/3, pick/8, made from another version" in refused(*outcomes)
+    assert "2 judged, 2 had been already" in succeeds(*words)
+    succeeds(*outcomes)
+    assert pq.read_table(dataset / "meta/outcomes_j.parquet").num_rows == 4
 
 
 def test_sidecars_and_a_copy_are_kept_elsewhere(dataset: Path, tmp_path: Path, engine: ScriptedEngine):
@@ -179,6 +218,15 @@ def test_sidecars_and_a_copy_are_kept_elsewhere(dataset: Path, tmp_path: Path, e
     succeeds("outcomes", "--dataset", dataset, *rest)
     assert pq.read_table(tmp_path / "beside/pick/outcomes_k.parquet").num_rows == 4
     assert snapshot(dataset) == before
+
+
+def test_where_nothing_could_be_judged_there_is_nothing_to_copy(dataset: Path, tmp_path: Path, engine: ScriptedEngine):
+    for video in dataset.rglob("*.mp4"):
+        video.unlink()
+    words = ["annotate", "terminal", "--dataset", dataset, "--cameras", *CAMERAS, "--tag", "j", "--model", "m"]
+    done = regrasp(*words, "--output", tmp_path / "copy.jsonl")
+    assert (done.code, done.out.splitlines()[0]) == (2, "0 judged, 0 had been already, 4 without a row")
+    assert not (tmp_path / "copy.jsonl").exists()
 
 
 def test_the_model_may_come_from_the_environment(

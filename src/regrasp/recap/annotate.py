@@ -1,13 +1,15 @@
 """``regrasp annotate``: have a video reward model judge videos, jobs or a dataset's episodes."""
 
 import asyncio
+import contextlib
 import os
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from regrasp.core.errors import ConfigError, SidecarError, listing
+from regrasp.core.errors import ConfigError, SidecarError, VideoError, listing
 from regrasp.data.dataset import Dataset, open_dataset
 from regrasp.data.storage import write_bytes_atomic
 from regrasp.recap.episode_spans import parse_episodes
@@ -18,7 +20,7 @@ from regrasp.rewards.dense import DenseSignal
 from regrasp.rewards.engine import JudgeEngine, Usage
 from regrasp.rewards.jobs import Job, episode_jobs, read_jobs, read_rubric, with_rubric
 from regrasp.rewards.judging import Signal
-from regrasp.rewards.pictures import save_pictures
+from regrasp.rewards.pictures import preview, save_pictures
 from regrasp.rewards.profiles import Profile, read_profile
 from regrasp.rewards.rows import RowFile, read_rows
 from regrasp.rewards.rubric import RubricSignal
@@ -139,16 +141,15 @@ def run(config: JudgeConfig) -> AnnotateResult:
             message = f"Job {bare.id!r} has no rubric. Mend: give --rubric FILE.json, or jobs that hold one."
             raise ConfigError(message)
     if config.dry_run:
-        return AnnotateResult(lines=look(config, signal, jobs))
+        return look(config, signal, jobs)
     path, copy = _destination(config, signal, dataset)
     model = chosen_model(config)
     if config.save_prompt_images is not None:
         _save(config.save_prompt_images, signal, jobs)
     bench = make_bench(config, model, signal, profile)
-    tagged = dataset is not None and config.tag is not None
-    replace = tagged and _is_other_judges(path, bench.config, overwrite=config.overwrite)
-    report = asyncio.run(judge_jobs(bench, jobs, path, replace=replace))
-    if copy is not None:
+    again = dataset is not None and config.tag is not None and _is_other_judges(config, dataset, path, bench.config)
+    report = asyncio.run(judge_jobs(bench, jobs, path, replace=again))
+    if copy is not None and path.is_file():
         write_bytes_atomic(copy, path.read_bytes())
     return _result(config, report, path, dataset)
 
@@ -293,48 +294,58 @@ def _destination(config: JudgeConfig, signal: Signal, dataset: Dataset | None) -
     return config.output, None
 
 
-def _is_other_judges(path: Path, digest: str, *, overwrite: bool) -> bool:
-    """Whether a tag's rows are to be replaced: they come from one model, one profile and one set of settings.
+def _is_other_judges(config: JudgeConfig, dataset: Dataset, path: Path, digest: str) -> bool:
+    """Whether a tag's rows are to be replaced: they are of one model, profile, rubric, camera order and settings.
 
     Raises:
-        SidecarError: There are such rows of another judge, and they are not to be replaced.
+        SidecarError: There are rows of others, and they are not to be replaced.
     """
     if not path.is_file():
         return False
-    other = next((row for row in read_rows(path) if row["config"] != digest), None)
-    if other is not None and not overwrite:
+    fingerprint = dataset.index().fingerprint
+    asked = {job.id: job.digest for job in chosen_jobs(replace(config, episodes=None), dataset)}
+
+    def is_other(row: dict[str, Any]) -> bool:
+        current = (row.get("dataset") or {}).get("fingerprint") == fingerprint
+        return row["config"] != digest or (current and row["job"] != asked.get(row["id"], row["job"]))
+
+    other = next(filter(is_other, read_rows(path)), None)
+    if other is not None and not config.overwrite:
+        made = {name: other.get(name) for name in ("engine", "model", "profile")}
+        made["cameras"] = listing((other.get("dataset") or {}).get("cameras", []))
         message = (
-            f"'{path}' was written with other settings (engine {other.get('engine')}, model {other.get('model')}, "
-            f"profile {other.get('profile')}). Mend: choose another --tag, or replace it with --overwrite."
+            f"'{path}' was written with other settings or another rubric "
+            f"({', '.join(f'{name} {value}' for name, value in made.items())}). Mend: choose another --tag, or replace "
+            "it with --overwrite."
         )
         raise SidecarError(message)
     return other is not None
 
 
-def look(config: JudgeConfig, signal: Signal, jobs: list[Job]) -> list[str]:
-    """Say what would be asked, without asking."""
-    lines = []
-    for number, job in enumerate(jobs):
-        views = Views(job)
-        sizes = ", ".join(f"{name} {w}x{h}" for name, (h, w) in zip(views.names, views.sizes, strict=True))
-        count = f"{len(views.timestamps)} frames at {views.fps:.3g} per second, {views.duration_s:.2f} s"
-        lines.append(f"{job.id}: {count} ({sizes})")
-        lines.append(f"  {signal.describe(job, views)}")
-        if config.save_prompt_images is not None or number == 0:
-            request = signal.first_request(job, views)
-            if config.save_prompt_images is not None:
-                folder = save_pictures(config.save_prompt_images, job, request)
-                lines.append(f"  wrote what the model would see to '{folder}'")
-            if number == 0:
-                lines += [f"  | {line}" for line in (request.system or "").splitlines()]
-                lines += [f"  | {line}" for line in request.prompt.splitlines()]
-                lines.append(f"  | -> {request.prefill or ''}")
-    return [*lines, f"Would judge {len(jobs)} jobs; no model was loaded."]
+def look(config: JudgeConfig, signal: Signal, jobs: list[Job]) -> AnnotateResult:
+    """Say what would be asked, without asking, and which jobs cannot be judged."""
+    lines, failed = [], {}
+    for job in jobs:
+        try:
+            lines += preview(signal, job, config.save_prompt_images, with_prompt=not lines)
+        except (VideoError, ConfigError) as error:
+            failed[job.id] = str(error)
+    _tell_failed(failed)
+    lines.append(f"Would judge {len(jobs) - len(failed)} jobs; no model was loaded.")
+    return AnnotateResult(lines=lines, exit_code=2 if failed else 0)
 
 
 def _save(folder: Path, signal: Signal, jobs: list[Job]) -> None:
     for job in jobs:
-        save_pictures(folder, job, signal.first_request(job, Views(job)))
+        with contextlib.suppress(VideoError, ConfigError):  # told when it is to be judged
+            save_pictures(folder, job, signal.first_request(job, Views(job)))
+
+
+def _tell_failed(failed: dict[str, str]) -> None:
+    for name, why in list(failed.items())[:_SHOWN]:
+        tell(f"{name}: {why}")
+    if len(failed) > _SHOWN:
+        tell(f"and {len(failed) - _SHOWN} more; run the command again to try them again")
 
 
 async def judge_jobs(bench: Bench, jobs: list[Job], path: Path, *, replace: bool = False) -> RunReport:
@@ -365,10 +376,7 @@ def _result(config: JudgeConfig, report: RunReport, path: Path, dataset: Dataset
         tokens = f"{report.prompt_tokens} tokens read and {report.completion_tokens} written"
         lines.append(f"{tokens} in {report.wall_s:.1f} s; no call was under way for {waited:.0%} of it")
     lines += _spent(config, report)
-    for name, why in list(report.failed.items())[:_SHOWN]:
-        tell(f"{name}: {why}")
-    if len(report.failed) > _SHOWN:
-        tell(f"and {len(report.failed) - _SHOWN} more; run the command again to try them again")
+    _tell_failed(report.failed)
     if path.is_file():
         lines.append(f"Wrote '{path}'")
     if dataset is not None and config.tag is not None and isinstance(config, TerminalConfig):

@@ -85,7 +85,7 @@ def run(config: CheckConfig) -> AnnotateResult:
     jobs = [job for job in jobs if job.id in truth]
     asked = [*jobs, *_changed([job for job in jobs if truth[job.id].success], config)]
     if config.dry_run:
-        return AnnotateResult(lines=look(config, signal, asked))
+        return look(config, signal, asked)
     if config.output is None:
         message = "Where are the rows to be kept? Mend: give --output FILE.jsonl."
         raise ConfigError(message)

@@ -18,6 +18,8 @@ from regrasp.recap.annotate import rows_path
 from regrasp.recap.selection import StageResult, tell
 from regrasp.rewards.rows import read_rows
 
+_NO_EPISODE = -1
+
 
 @dataclass(frozen=True, kw_only=True)
 class OutcomesConfig:
@@ -84,11 +86,11 @@ def run(config: OutcomesConfig) -> StageResult:
 
 
 def judged_episodes(dataset: Dataset, signal: str, tag: str) -> dict[int, dict[str, Any]]:
-    """Return a judge's row of each judged episode.
+    """Return a judge's row of each judged episode; rows of earlier versions of the dataset count for nothing.
 
     Raises:
         MissingSidecar: There are none of this tag; those that exist are named.
-        SidecarError: They are of another version of the dataset.
+        SidecarError: An episode has a row of another version of the dataset only.
     """
     path = rows_path(dataset, signal, tag)
     make = f"regrasp annotate {signal} --dataset {shlex.quote(str(dataset.path))} --tag {shlex.quote(tag)} …"
@@ -101,19 +103,25 @@ def judged_episodes(dataset: Dataset, signal: str, tag: str) -> dict[int, dict[s
         raise MissingSidecar(message)
     fingerprint = dataset.index().fingerprint
     rows: dict[int, dict[str, Any]] = {}
+    outdated: dict[int, str] = {}
     for row in read_rows(path):
+        place = row.get("dataset") or {}
         if row.get("control"):
             continue
-        place = row.get("dataset")
-        if not place or place.get("fingerprint") != fingerprint:
-            message = (
-                f"'{path}' holds the judgement of {row['id']!r}, made from another version of '{dataset.path}'. "
-                f"Mend: judge it again: {make} --overwrite"
-            )
-            raise SidecarError(message)
-        rows[int(place["episode_index"])] = row
+        if place.get("fingerprint") == fingerprint:
+            rows[int(place["episode_index"])] = row
+        else:
+            outdated[place.get("episode_index", _NO_EPISODE)] = row["id"]
+    known = {*dataset.index().episode_index.tolist(), _NO_EPISODE}
+    left = [name for number, name in sorted(outdated.items()) if number in known and number not in rows]
+    if left:
+        message = (
+            f"'{path}' holds the judgement of {listing(left)}, made from another version of '{dataset.path}', and none "
+            f"of this version. Mend: judge again: {make}"
+        )
+        raise SidecarError(message)
     if not rows:
-        message = f"'{path}' holds no rows. Mend: {make}"
+        message = f"'{path}' holds no rows of this version of '{dataset.path}'. Mend: {make}"
         raise MissingSidecar(message)
     return rows
 
