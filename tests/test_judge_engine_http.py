@@ -353,6 +353,12 @@ def test_an_answer_of_another_kind_is_refused_in_words_and_not_paid_for_again(st
     assert len(stub.asked) == 1
 
 
+def test_half_a_character_in_a_reply_does_no_harm(stub: Stub):
+    stub.quirks.fault = at_first(Fault(body='{"choices": [{"message": {"content": "3\\ud83d"}}]}'), times=99)
+    (reply,) = judge(stub, question())
+    assert reply.texts == ("3\ufffd",)
+
+
 def test_other_wrong_types_do_no_harm(stub: Stub):
     body = (
         '{"choices": [{"index": "x", "message": {"content": [{"type": "text", "text": "3"}]}, "finish_reason": null}],'

@@ -1,6 +1,7 @@
 """Jobs: what is understood, and what is refused in one clear sentence."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from regrasp.core.errors import ConfigError
 from regrasp.core.outcome import Source
 from regrasp.data.dataset import open_dataset
-from regrasp.rewards.jobs import episode_jobs, read_jobs, read_rubric
+from regrasp.rewards.jobs import Job, episode_jobs, read_jobs, read_rubric
 from tests.datasets import EpisodeSpec, write_dataset
 
 GRADES = [{"label": "no", "points": 0}, {"label": "yes", "points": 0.5}]
@@ -54,6 +55,11 @@ def test_a_rubric_job_holds_its_steps_and_cameras(tmp_path: Path):
         ([job(videos="left.mp4")], ["'videos'", "list"]),
         (["{"], ["line 1", "not JSON"]),
         (["[1]"], ["holds a list"]),
+        (['{"id": "\\ud800", "task": "t", "videos": ["a"]}'], ["line 1", "'\\ud800' is no character"]),
+        (['{"id": "a", "task": "\\ud83d", "videos": ["a"]}'], ["line 1", "no character"]),
+        (['{"id": "a", "task": "t", "videos": ["\\udcff.mp4"]}'], ["line 1", "no character"]),
+        (['{"id": "a", "task": "t", "id": "b", "videos": ["a"]}'], ["line 1", "'id' is given 2 times"]),
+        (['{"id": ' + "9" * 5000 + "}"], ["line 1", "too many digits"]),
         ([""], ["holds no job"]),
     ],
 )
@@ -147,3 +153,12 @@ def test_another_task_or_another_file_is_another_job(tmp_path: Path):
     assert other.digest != first
     (tmp_path / "left.mp4").write_bytes(b"12")
     assert same.digest != first
+    (tmp_path / "left.mp4").write_bytes(b"2")  # of the size that it had
+    assert same.digest != first
+    (tmp_path / "left.mp4").write_bytes(b"1")
+    assert same.digest == first
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="is no text in Unicode"):
+        Job(id="a", task="t", videos=(tmp_path / os.fsdecode(b"caf\xe9.mp4"),))

@@ -7,7 +7,9 @@ import pytest
 
 from regrasp.core.errors import ConfigError, VideoError
 from regrasp.data.dataset import open_dataset
+from regrasp.rewards.engine import Request, VideoInput
 from regrasp.rewards.jobs import Job, episode_jobs
+from regrasp.rewards.pictures import save_pictures
 from regrasp.rewards.views import Views, fit, nearest_frames, uniform_frames
 from tests.dataset_pixels import read_pixels
 from tests.datasets import EpisodeSpec, write_dataset
@@ -70,6 +72,28 @@ def test_a_video_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | N
         (tmp_path / "bad.mp4").write_bytes(content)
     with pytest.raises(VideoError, match=r"bad\.mp4.*cannot be judged.*Mend"):
         views_of(tmp_path / "bad.mp4")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("x" * 300, "File name too long"), ("a\0b", "null"), (".", "it is no file"), ("left.mp4/x", "Not a directory")],
+)
+def test_a_path_that_cannot_be_looked_up_is_named(tmp_path: Path, name: str, words: str):
+    (tmp_path / "left.mp4").write_bytes(b"")
+    job = Job(id="a", task="t", videos=(tmp_path / name,))
+    assert job.digest
+    with pytest.raises(VideoError, match=rf"cannot be judged: .*{words}.*Mend"):
+        Views(job)
+
+
+@pytest.mark.parametrize("name", ["..", ".", "../up", "/etc", "机器人 😀" * 50, "a" * 500])
+def test_pictures_stay_in_their_folder_whatever_the_job_is_called(tmp_path: Path, name: str):
+    frames = np.zeros((1, 4, 6, 3), dtype=np.uint8)
+    video = VideoInput(frames=frames, timestamps_s=np.zeros(1), duration_s=0.1)
+    request = Request(id=name, system=None, prompt="p", videos=(video,), max_tokens=1)
+    own = save_pictures(tmp_path / "seen", Job(id=name, task="t"), request)
+    assert own.resolve().parent == (tmp_path / "seen").resolve()
+    assert sorted(path.name for path in own.iterdir()) == ["prompt.txt", "video1_000_0.000s.png"]
 
 
 def test_one_frame_is_an_episode_too(tmp_path: Path):

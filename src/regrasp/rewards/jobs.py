@@ -1,9 +1,11 @@
 """What is to be judged: an episode's videos and its task, and for rubrics how its steps are marked."""
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +16,7 @@ from regrasp.data.dataset import Dataset
 FIELDS = ("id", "task", "videos")
 RUBRIC_FIELDS = (*FIELDS, "robot", "cameras", "rubric")
 _MARKS_TOLERANCE = 1e-6
+_END_BYTES = 1 << 14
 Control = Literal["reversed", "truncated", "frozen", "wrong instruction", "prefix", "reversed prefix"]
 """How an attempt is spoilt to see whether a judge notices, or shown in part to see how its scores follow time."""
 CONTROLS: tuple[Control, ...] = ("reversed", "truncated", "frozen", "wrong instruction")
@@ -77,17 +80,49 @@ class Job:
     control: Control | None = None
     shown: float = 1.0
 
+    def __post_init__(self) -> None:
+        """Refuse what is no text, such as a file's name in another encoding: no server and no row takes it.
+
+        Raises:
+            ConfigError: The id, the task or a video's name is none.
+        """
+        for text in (self.id, self.task, *map(str, self.videos)):
+            _refuse_half_characters(text, text)
+
     @property
     def digest(self) -> str:
-        """A digest of what is judged: another task, rubric, dataset or file of another size is another job."""
+        """A digest of what is judged: another task, rubric, dataset or video is another job."""
         steps = [[step.action, [[g.label, g.points] for g in step.grading]] for step in self.rubric]
-        files = [[path.name, path.stat().st_size if path.is_file() else None] for path in self.videos]
-        source: object = files
+        source: object = [_video_digest(path) for path in self.videos]
         if self.episode is not None:
             place = self.episode
             source = [place.dataset.name, place.dataset.index().fingerprint, place.number, list(place.cameras)]
         spoilt = [] if self.control is None else [self.control, *([self.shown] if self.shown != 1 else [])]
         return digest([self.task, self.robot, list(self.cameras), steps, source, *spoilt])
+
+
+def _video_digest(path: Path) -> list[object]:
+    """A file's name and size, and a digest of its two ends, where videos keep their index."""
+    try:
+        size = path.stat().st_size if path.is_file() else None
+        if size is None:
+            return [path.name, None]
+        with path.open("rb") as file:
+            ends = file.read(_END_BYTES)
+            file.seek(max(len(ends), size - _END_BYTES))
+            ends += file.read(_END_BYTES)
+    except (OSError, ValueError):
+        return [path.name, None]
+    return [path.name, size, hashlib.blake2b(ends, digest_size=16).hexdigest()]
+
+
+def _refuse_half_characters(text: str, shown: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start]
+        message = f"{shown[:200]!a} is no text in Unicode: {half!a} is no character. Mend: write it in UTF-8."
+        raise ConfigError(message) from None
 
 
 def read_jobs(path: Path, *, rubric: bool = False) -> list[Job]:
@@ -141,15 +176,30 @@ def _parsed(
     text: str, place: str, what: str = "a job is one JSON object a line with id, task, videos"
 ) -> dict[str, Any]:
     try:
-        fields = json.loads(text)
+        fields = json.loads(text, object_pairs_hook=partial(_fields, place))
     except json.JSONDecodeError as error:
         at = f"line {error.lineno}, column {error.colno}" if "\n" in text.strip() else f"column {error.colno}"
         raise ConfigError(f"{place} is not JSON ({error.msg}, {at}). Mend: {what}.") from None
+    except ConfigError:
+        raise
+    except ValueError:  # of Python's own limits
+        raise ConfigError(f"{place} holds a number of too many digits. Mend: {what}.") from None
     except RecursionError:
         raise ConfigError(f"{place} is nested too deeply. Mend: {what}.") from None
     if not isinstance(fields, dict):
         raise ConfigError(f"{place} holds a {type(fields).__name__}; {what}.")
+    _refuse_half_characters(json.dumps(fields, ensure_ascii=False), place)
     return fields
+
+
+def _fields(place: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object's fields; of one that is given twice JSON would take the last, unsaid."""
+    names = [name for name, _ in pairs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        message = f"{place}: the field {twice!r} is given {names.count(twice)} times. Mend: give it once."
+        raise ConfigError(message)
+    return dict(pairs)
 
 
 def _job(fields: dict[str, Any], place: str, folder: Path, *, rubric: bool) -> Job:

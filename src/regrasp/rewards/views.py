@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
@@ -226,8 +227,9 @@ def read_clip(path: Path) -> Clip:
             f"The video '{path}' cannot be judged: {problem}. Mend: correct the path, or restore the file."
         )
 
-    if not path.is_file():
-        raise error("there is no such file")
+    missing = _missing(path)
+    if missing is not None:
+        raise error(missing)
     try:
         with contextlib.closing(av.open(str(path))) as container:
             if not container.streams.video:
@@ -245,6 +247,16 @@ def read_clip(path: Path) -> Clip:
         raise error("the file holds no frame")
     fps = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else float(stream.average_rate or 1)
     return Clip(path=path, times=times, fps=float(fps), size=size)
+
+
+def _missing(path: Path) -> str | None:
+    """Why there is no file to read; None where there is one."""
+    try:
+        return None if S_ISREG(path.stat().st_mode) else "it is no file"
+    except FileNotFoundError:
+        return "there is no such file"
+    except (OSError, ValueError) as trouble:  # such as a folder without access, or a name that is too long
+        return f"it cannot be looked up ({getattr(trouble, 'strerror', None) or trouble})"
 
 
 def check_synchronised(clips: Sequence[Clip]) -> None:

@@ -23,6 +23,8 @@ JSON_TOKENS = 32
 """How many tokens more a reply takes as a field of a JSON object, about."""
 CUT_OFF_FLAG = "a reply was cut off at the most tokens"
 THOUGHT_END = "</think>"
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+"""A reply that ends within a character may hold one; no row and no request takes it."""
 NOT_FINITE_FLAG = "non-finite log-probabilities"
 
 
@@ -235,11 +237,9 @@ def score_probabilities(alternatives: Mapping[str, float], tokens: Sequence[str]
 def _text(content: object) -> str | None:
     if content is None:
         return ""
-    if isinstance(content, str):
-        return content
     if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-        return "".join(str(part.get("text", "")) for part in content)
-    return None
+        content = "".join(str(part.get("text", "")) for part in content)
+    return _HALF_CHARACTER.sub("\ufffd", content) if isinstance(content, str) else None
 
 
 def token_count(value: object) -> int:
