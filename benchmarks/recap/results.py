@@ -15,6 +15,8 @@ import numpy as np
 Cells = dict[tuple[str, int], tuple[np.ndarray, np.ndarray]]
 """Success and steps of each episode, by task and seed."""
 REPEATS = 2000
+BEGIN, END = "<!-- benchmarks/recap/results.py -->", "<!-- end -->"
+"""Marks in the page."""
 
 
 @dataclass(frozen=True)
@@ -118,35 +120,50 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=Path, default=Path("runs/bench/recap"))
-    parser.add_argument("--guidance", type=float, default=3.0, help="the beta whose policy is compared")
-    options = parser.parse_args()
-    methods = sorted(read(options.runs), key=lambda method: (method.noise, method.name))
+def per_task(methods: list[Method], task: str) -> str:
+    """One task's table."""
+    rows = []
+    for method in methods:
+        cells = {key: cell for key, cell in method.cells.items() if key[0] == task}
+        if cells:
+            rate = interval(cells, lambda draw, c=cells: success(c, task, draw), 3)
+            speed = interval(cells, lambda draw, c=cells: throughput(c, task, draw), 2)
+            rows.append([method.name, f"{method.noise:g}", str(len(cells)), rate, speed])
+    return table(["policy", "noise", "seeds", "success", "successes per 1000 steps"], rows)
+
+
+def sections(folder: Path, guidance: float) -> str:
+    """The comparison over all tasks and seeds, and each task's policies."""
+    methods = sorted(read(folder), key=lambda method: (method.noise, method.name))
     if not methods:
-        raise SystemExit(f"There is no finished run in '{options.runs}'. Mend: python benchmarks/recap/run.py")
-    tasks = sorted({task for method in methods for task, _ in method.cells})
-    for task in tasks:
-        rows = []
-        for method in methods:
-            cells = {key: cell for key, cell in method.cells.items() if key[0] == task}
-            if cells:
-                rate = interval(cells, lambda draw, c=cells, t=task: success(c, t, draw), 3)
-                speed = interval(cells, lambda draw, c=cells, t=task: throughput(c, t, draw), 2)
-                rows.append([method.name, f"{method.noise:g}", str(len(cells)), rate, speed])
-        print(f"\n### {task}\n")
-        print(table(["policy", "noise", "seeds", "success", "successes per 1000 steps"], rows))
-    print("\n### Over all tasks and seeds\n")
-    head = ["policy", "beside", "noise", "runs", "throughput x", "failures x", "success +"]
-    ours = [m for m in methods if m.name.startswith("RECAP") and m.name.endswith(f"β {options.guidance:g}")]
+        raise SystemExit(f"There is no finished run in '{folder}'. Mend: python benchmarks/recap/run.py")
+    head = ["policy", "beside", "noise", "runs", "throughput ×", "failures ×", "success +"]
+    ours = [m for m in methods if m.name.startswith("RECAP") and m.name.endswith(f"β {guidance:g}")]
     rows = [
         compare(mine, other)
         for mine in ours
         for other in methods
         if other.noise == mine.noise and other is not mine and set(other.cells) & set(mine.cells)
     ]
-    print(table(head, rows))
+    parts = ["### Over all tasks and seeds", table(head, rows)]
+    for task in sorted({task for method in methods for task, _ in method.cells}):
+        parts += [f"### {task}", per_task(methods, task)]
+    return "\n\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=Path, default=Path("runs/bench/recap"))
+    parser.add_argument("--guidance", type=float, default=3.0, help="the beta whose policy is compared")
+    parser.add_argument("--write", type=Path, help="a page whose part between the marks is replaced")
+    options = parser.parse_args()
+    found = sections(options.runs, options.guidance)
+    if options.write is None:
+        print(found)
+        return
+    before, _, rest = options.write.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    options.write.write_text(f"{before}{BEGIN}\n\n{found}\n\n{END}{after}")
 
 
 if __name__ == "__main__":
