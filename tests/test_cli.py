@@ -1,5 +1,6 @@
 """The command line: exit codes, where words go, and flags that would be misunderstood."""
 
+import errno
 import os
 import shlex
 import subprocess
@@ -151,6 +152,17 @@ def test_a_failure_of_ours_exits_with_1_and_debug_shows_where(tmp_path: Path, mo
     assert done.err.startswith("InternalError: ZeroDivisionError")
     with pytest.raises(ZeroDivisionError):
         regrasp("returns", "--rollouts", dataset, "--tag", "x", "--debug")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOSPC, errno.ENAMETOOLONG])
+def test_what_the_machine_refuses_is_no_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refused(config: object) -> None:
+        raise OSError(number, os.strerror(number), "some/file")
+
+    monkeypatch.setattr("regrasp.recap.returns.run", refused)
+    done = regrasp("returns", "--rollouts", tmp_path, "--tag", "x")
+    assert done.code == 2
+    assert done.err.startswith(f"StorageError: 'some/file' cannot be used ({os.strerror(number)}). Mend: ")
 
 
 def test_an_interrupt_leaves_with_130(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

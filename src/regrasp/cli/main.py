@@ -4,6 +4,7 @@ Nothing is imported before it is needed: the help and the tabular stages load ne
 """
 
 import dataclasses
+import errno
 import gc
 import importlib
 import os
@@ -39,6 +40,12 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 }
 """Each command's module, its settings and what it does, in the order of the loop."""
 
+_OF_THE_MACHINE = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG),
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),
+}
+"""Errors of the operating system that the user can mend: no access, no space, no such name, a broken disk."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 2 for a mistake of the user's, 1 for a failure of ours."""
@@ -64,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("Interrupted; nothing half-written was left behind.", file=sys.stderr)
+        print("Interrupted; what was whole is kept, and nothing half-written was left behind.", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -72,11 +79,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        print(
-            f"InternalError: {type(error).__name__}: {error}. This is a defect of Regrasp; --debug shows where.",
-            file=sys.stderr,
-        )
-        return 1
+        words_of_it, code = _last_words(error)
+        print(words_of_it, file=sys.stderr)
+        return code
+
+
+def _last_words(error: Exception) -> tuple[str, int]:
+    """What is said of an error that no stage foresaw, and the exit code: a full disk, say, is no defect of ours."""
+    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+        where = "A file" if error.filename is None else f"'{error.filename}'"
+        mend = "Mend: correct the path or its permissions, or free some space; --debug shows where."
+        return f"StorageError: {where} cannot be used ({error.strerror}). {mend}", 2
+    return f"InternalError: {type(error).__name__}: {error}. This is a defect of Regrasp; --debug shows where.", 1
 
 
 def _help_for(words: list[str]) -> str | None:
