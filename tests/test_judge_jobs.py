@@ -59,6 +59,7 @@ def test_a_rubric_job_holds_its_steps_and_cameras(tmp_path: Path):
         (['{"id": "a", "task": "\\ud83d", "videos": ["a"]}'], ["line 1", "no character"]),
         (['{"id": "a", "task": "t", "videos": ["\\udcff.mp4"]}'], ["line 1", "no character"]),
         (['{"id": "a", "task": "t", "id": "b", "videos": ["a"]}'], ["line 1", "'id' is given 2 times"]),
+        ([job(videos=["left.mp4", "top.mp4", "left.mp4"])], ["'a' shows", "left.mp4' 2 times"]),
         (['{"id": ' + "9" * 5000 + "}"], ["line 1", "too many digits"]),
         ([""], ["holds no job"]),
     ],
@@ -139,6 +140,8 @@ def test_episodes_become_jobs_with_the_cameras_in_the_order_named(tmp_path: Path
         episode_jobs(dataset, [], None)
     with pytest.raises(ConfigError, match=r"no camera 'observation\.images\.c'.*Did you mean"):
         episode_jobs(dataset, ["observation.images.c"], None)
+    with pytest.raises(ConfigError, match=r"shows 'observation\.images\.a' 2 times"):
+        episode_jobs(dataset, ["observation.images.a"] * 2, None)
     with pytest.raises(ConfigError, match="no episodes 3"):
         episode_jobs(dataset, order, [3])
 

@@ -312,6 +312,8 @@ def test_a_users_own_profile_is_read_by_its_path_and_its_words_are_hashed(tmp_pa
         ("name: a\nversion: 1\nterminal: {system: x}\n", "prompt: Field required"),
         ('name: a\nversion: 1\nterminal: {prompt: "{tsk}"}\n', "Did you mean 'task'"),
         ("name: a\nversion: 1\nterminal: {prompt: x, most_frames: 0}\n", "above 0"),
+        ("name: a\nversion: 1\nterminal: {prompt: x, frames_per_second: .nan}\n", "above 0"),
+        ("name: a\nversion: 1\nterminal: {prompt: x, temperature: .inf}\n", "above 0"),
         ("- a", "found no table"),
         ("a: [", "not YAML"),
     ],

@@ -4,9 +4,11 @@ import datetime
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 VERSION = "0.1.0"
 """Written into every file. The package takes its version from here."""
+_END_BYTES = 1 << 14
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,3 +63,22 @@ def digest(value: object) -> str:
     """Return 32 hexadecimal digits for a JSON value, the same for the same value on any machine."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def file_digest(path: Path) -> list[object]:
+    """Return a file's name and size, and a digest of its two ends; the name alone where it cannot be read.
+
+    It tells one version of a large file from another without reading all of it: a video has its index at one of its
+    ends, and trained weights change everywhere.
+    """
+    try:
+        size = path.stat().st_size if path.is_file() else None
+        if size is None:
+            return [path.name, None]
+        with path.open("rb") as file:
+            ends = file.read(_END_BYTES)
+            file.seek(max(len(ends), size - _END_BYTES))
+            ends += file.read(_END_BYTES)
+    except (OSError, ValueError):  # ValueError: a path that no file can have
+        return [path.name, None]
+    return [path.name, size, hashlib.blake2b(ends, digest_size=16).hexdigest()]

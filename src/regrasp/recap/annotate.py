@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import shlex
 from dataclasses import dataclass, field, replace
@@ -211,19 +212,32 @@ def make_bench(config: JudgeConfig, model: str, signal: Signal, profile: Profile
         if value is not None and value < 1:
             message = f"{flag} is at least 1; found {value}."
             raise ConfigError(message)
+    if config.prices is not None and not all(0 <= price < math.inf for price in config.prices):
+        message = f"--prices are two numbers of at least 0; found {config.prices[0]:g} {config.prices[1]:g}."
+        raise ConfigError(message)
+    from regrasp.rewards.engines import build_engine, engine_entry, engine_settings, judge_identity
+
+    settings = engine_settings(model, config.base_url, config.engine_options)
+    judge = judge_identity(config.engine, settings)
     if config.ray is None:
         if config.workers is not None:
             message = "--workers goes with --ray. Mend: give --ray local, or the address of a cluster."
             raise ConfigError(message)
-        return LocalBench(signal, make_engine(config, model), profile, config.concurrency)
-    from regrasp.rewards.engines import build_engine, engine_entry, engine_settings
+        return LocalBench(signal, make_engine(config, model), profile, config.concurrency, judge=judge)
     from regrasp.rewards.ray_bench import RayBench
 
-    settings = engine_settings(model, config.base_url, config.engine_options)
     entry, places = engine_entry(config.engine), {"workers": config.workers, "concurrency": config.concurrency}
     make = partial(build_engine, config.engine, settings, concurrency=config.concurrency)
     return RayBench(
-        signal, profile, make, config.engine, model, address=config.ray, gpus=entry.gpus(settings), **places
+        signal,
+        profile,
+        make,
+        config.engine,
+        model,
+        address=config.ray,
+        gpus=entry.gpus(settings),
+        judge=judge,
+        **places,
     )
 
 

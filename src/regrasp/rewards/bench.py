@@ -22,9 +22,17 @@ Row = dict[str, Any]
 """A job's row, as it is kept."""
 
 
-def config_digest(signal: Signal, profile: Profile, engine: str, model: str) -> str:
-    """Return the digest of all that decides an answer besides the job."""
-    return digest([signal.name, profile.digest, signal.settings(), engine, model])
+def config_digest(signal: Signal, profile: Profile, engine: str, model: str, judge: Sequence[object] = ()) -> str:
+    """Return the digest of all that decides an answer besides the job.
+
+    Args:
+        signal: What is asked.
+        profile: Its profile.
+        engine: The engine's name.
+        model: The model's.
+        judge: What else makes the judge the one that it is, such as a model's weights, as a JSON list.
+    """
+    return digest([signal.name, profile.digest, signal.settings(), engine, model, *judge])
 
 
 @runtime_checkable
@@ -70,11 +78,20 @@ class LocalBench:
         engine: Who answers.
         profile: The profile of ``signal``.
         concurrency: How many calls the engine has at once.
+        judge: What decides the engine's answers besides its name and its model's.
     """
 
-    def __init__(self, signal: Signal, engine: JudgeEngine, profile: Profile, concurrency: int) -> None:
+    def __init__(
+        self,
+        signal: Signal,
+        engine: JudgeEngine,
+        profile: Profile,
+        concurrency: int,
+        *,
+        judge: Sequence[object] = (),
+    ) -> None:
         self.signal = signal
-        self.config = config_digest(signal, profile, engine.name, engine.model)
+        self.config = config_digest(signal, profile, engine.name, engine.model, judge)
         self._engine = engine
         self._profile = profile
         self._concurrency = concurrency

@@ -1,6 +1,5 @@
 """What is to be judged: an episode's videos and its task, and for rubrics how its steps are marked."""
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -10,13 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from regrasp.core.errors import ConfigError, listing, nearest
-from regrasp.core.provenance import digest
+from regrasp.core.provenance import digest, file_digest
 from regrasp.data.dataset import Dataset
 
 FIELDS = ("id", "task", "videos")
 RUBRIC_FIELDS = (*FIELDS, "robot", "cameras", "rubric")
 _MARKS_TOLERANCE = 1e-6
-_END_BYTES = 1 << 14
 Control = Literal["reversed", "truncated", "frozen", "wrong instruction", "prefix", "reversed prefix"]
 """How an attempt is spoilt to see whether a judge notices, or shown in part to see how its scores follow time."""
 CONTROLS: tuple[Control, ...] = ("reversed", "truncated", "frozen", "wrong instruction")
@@ -81,39 +79,29 @@ class Job:
     shown: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what is no text, such as a file's name in another encoding: no server and no row takes it.
+        """Refuse what is no text, such as a file's name in another encoding (no server and no row takes it).
 
         Raises:
-            ConfigError: The id, the task or a video's name is none.
+            ConfigError: The id, the task or a video's name is none, or a view is named twice.
         """
         for text in (self.id, self.task, *map(str, self.videos)):
             _refuse_half_characters(text, text)
+        views = [*map(str, self.videos), *(self.episode.cameras if self.episode is not None else ())]
+        twice = next((view for view in views if views.count(view) > 1), None)
+        if twice is not None:
+            message = f"Job {self.id!r} shows '{twice}' {views.count(twice)} times. Mend: name each view once."
+            raise ConfigError(message)
 
     @property
     def digest(self) -> str:
         """A digest of what is judged: another task, rubric, dataset or video is another job."""
         steps = [[step.action, [[g.label, g.points] for g in step.grading]] for step in self.rubric]
-        source: object = [_video_digest(path) for path in self.videos]
+        source: object = [file_digest(path) for path in self.videos]
         if self.episode is not None:
             place = self.episode
             source = [place.dataset.name, place.dataset.index().fingerprint, place.number, list(place.cameras)]
         spoilt = [] if self.control is None else [self.control, *([self.shown] if self.shown != 1 else [])]
         return digest([self.task, self.robot, list(self.cameras), steps, source, *spoilt])
-
-
-def _video_digest(path: Path) -> list[object]:
-    """A file's name and size, and a digest of its two ends, where videos keep their index."""
-    try:
-        size = path.stat().st_size if path.is_file() else None
-        if size is None:
-            return [path.name, None]
-        with path.open("rb") as file:
-            ends = file.read(_END_BYTES)
-            file.seek(max(len(ends), size - _END_BYTES))
-            ends += file.read(_END_BYTES)
-    except (OSError, ValueError):
-        return [path.name, None]
-    return [path.name, size, hashlib.blake2b(ends, digest_size=16).hexdigest()]
 
 
 def _refuse_half_characters(text: str, shown: str) -> None:

@@ -123,6 +123,7 @@ class RayBench:
         workers: How many; None for one on each group of ``gpus`` GPUs, or on each machine.
         concurrency: How many calls each engine has at once.
         gpus: How many GPUs an engine takes where there are any.
+        judge: What decides its answers besides its name and the model's.
     """
 
     def __init__(
@@ -137,9 +138,10 @@ class RayBench:
         workers: int | None = None,
         concurrency: int = 8,
         gpus: int = 0,
+        judge: Sequence[object] = (),
     ) -> None:
         self.signal = signal
-        self.config = config_digest(signal, profile, engine, model)
+        self.config = config_digest(signal, profile, engine, model, judge)
         self._profile = profile
         self._make = make
         self._wanted = workers

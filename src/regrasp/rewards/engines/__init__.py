@@ -3,9 +3,11 @@
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from regrasp.core.errors import ConfigError, nearest
+from regrasp.core.provenance import file_digest
 from regrasp.rewards.engine import JudgeEngine
 
 
@@ -54,6 +56,8 @@ ENGINES: dict[str, EngineEntry] = {
     ),
 }
 """Every engine by its name on the command line."""
+_DECIDING = {"answer_tokens", "dtype", "frames_as", "jpeg_quality", "reasoning_parser"}
+"""Settings of engines that change what the model is shown or says."""
 
 
 def engine_entry(name: str) -> EngineEntry:
@@ -86,6 +90,19 @@ def engine_settings(model: str, base_url: str | None, options: Sequence[str]) ->
         if not equals or not name.strip():
             raise ConfigError(f"--engine-options are name=value, such as tensor_parallel=2; found {option!r}.")
     return settings
+
+
+def judge_identity(name: str, settings: Mapping[str, Any]) -> list[object]:
+    """Return what decides an engine's answers besides its name and the model's, as a JSON list.
+
+    That is a folder's files where the model runs in process, so that a model that was trained on is another judge, and
+    settings such as a precision; not where it runs or how fast.
+    """
+    folder = Path(str(settings["model"])).expanduser()
+    files = sorted(folder.iterdir()) if engine_entry(name).in_process and folder.is_dir() else []
+    weights = [file_digest(file) for file in files if file.is_file()]
+    said = {key: str(settings[key]) for key in sorted(_DECIDING & set(settings))}
+    return [part for part in (weights, said) if part]
 
 
 def build_engine(name: str, settings: Mapping[str, Any], *, concurrency: int | None = None) -> JudgeEngine:

@@ -1,6 +1,7 @@
 """Reading prompt profiles. A row records its profile's digest, so that two prompts are never taken for one."""
 
 import dataclasses
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,8 +123,9 @@ def _ask(content: object, signal: str, path: Path) -> Ask:
         first = error.errors()[0]
         message = f"{place}.{'.'.join(map(str, first['loc']))}: {first['msg']}."
         raise ConfigError(message) from None
-    if min(ask.cell_height, ask.most_frames, ask.max_tokens) < 1 or ask.frames_per_second <= 0 or ask.temperature < 0:
-        message = f"{place}: sizes, counts and rates are above 0, and the temperature is at least 0."
+    usable = min(ask.cell_height, ask.most_frames, ask.max_tokens) >= 1
+    if not (usable and 0 < ask.frames_per_second < math.inf and 0 <= ask.temperature < math.inf):
+        message = f"{place}: sizes, counts and rates are numbers above 0, and the temperature is one of at least 0."
         raise ConfigError(message)
     for text in (ask.prompt, ask.system or ""):
         for named in _PLACE.findall(text):
