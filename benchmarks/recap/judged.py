@@ -36,6 +36,8 @@ OUTCOMES = {"true": [], "judged": ["--outcomes-tag", "learned"]}
 SECRETS = ("next.reward", "next.done", "next.success")
 """Columns that tell how an episode ended."""
 SUCCESS_AT = "4"
+GUIDANCE = ("1.5", "3")
+"""The betas that RECAP's policies are run with."""
 
 
 @dataclass(frozen=True)
@@ -186,29 +188,37 @@ def recap(bench: Bench, arm: str) -> None:
     for seed in bench.seeds:
         name = f"recap_{arm}_{seed}"
         bench.regrasp(name, f"{policy} --labels {arm} --output policies/{name} --seed {seed}")
-        evaluate(bench, name)
+        for beta in GUIDANCE:
+            evaluate(bench, name, f"recap_{arm}_b{beta}_{seed}", "--guidance-scale", beta)
     if arm == "true":
         label(bench, arm, AGAIN, 12)
 
 
-def evaluate(bench: Bench, name: str) -> None:
-    """Run a policy from initial states that are the same for all."""
-    words = f"evaluate policies/{name} --env {ENVIRONMENT} --seed 11 --episodes {bench.episodes} --workers 0"
-    guidance = ["--guidance-scale", "1.5"] if name.startswith("recap") else []
-    out = f"--noise-scale 0.5 --out evaluations/{name}.json"
-    bench.regrasp(f"evaluate_{name}", f"{words} {out}", *LIMIT, *guidance)
+def imitate(bench: Bench) -> None:
+    """Imitate the demonstrations for as many steps as the other policies are trained, with the first policy's seed."""
+    words = f"policy fit --demos data/demos --output policies/sft_long --steps {bench.steps} --seed 11 --cameras none"
+    bench.regrasp("sft_long", f"{words} --holdout 0 --resume")
+    evaluate(bench, "sft_long")
+    evaluate(bench, "sft")
+
+
+def evaluate(bench: Bench, policy: str, result: str = "", *more: str) -> None:
+    """Run a policy from initial states that are the same for all, and keep the result under a name, or the policy's."""
+    words = f"evaluate policies/{policy} --env {ENVIRONMENT} --seed 11 --episodes {bench.episodes} --workers 0"
+    out = f"--noise-scale 0.5 --out evaluations/{result or policy}.json"
+    bench.regrasp(f"evaluate_{result or policy}", f"{words} {out}", *LIMIT, *more)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/bench/judged"))
     parser.add_argument("--known", type=int, default=64, help="rollouts that the judge learns from")
-    parser.add_argument("--rollouts", type=int, default=160, help="rollouts that are judged")
-    parser.add_argument("--checked", type=int, default=160, help="of these, how many the judge is checked on")
+    parser.add_argument("--rollouts", type=int, default=112, help="rollouts that are judged")
+    parser.add_argument("--checked", type=int, default=112, help="of these, how many the judge is checked on")
     parser.add_argument("--value-steps", type=int, default=800, help="optimizer steps of each value model")
-    parser.add_argument("--steps", type=int, default=5000, help="optimizer steps of each policy")
+    parser.add_argument("--steps", type=int, default=8000, help="optimizer steps of each policy")
     parser.add_argument("--episodes", type=int, default=192, help="of each policy's evaluation")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12], help="of RECAP's policies")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[11], help="of RECAP's policies")
     parser.add_argument("--jobs", type=int, default=2, help="commands at a time, each of one thread")
     options = vars(parser.parse_args())
     jobs = options.pop("jobs")
@@ -217,8 +227,9 @@ def main() -> None:
     collect(bench)
     judge(bench)
     with ThreadPoolExecutor(jobs) as pool:
-        chains = [(recap, arm) for arm in ARMS] + [(filtered, arm) for arm in ARMS] + [(evaluate, "sft")]
-        list(pool.map(lambda chain: chain[0](bench, chain[1]), chains))
+        chains = [pool.submit(chain, bench, arm) for chain in (recap, filtered) for arm in ARMS]
+        for chain in [*chains, pool.submit(imitate, bench)]:
+            chain.result()
     print(section(bench.folder))
 
 

@@ -1,7 +1,8 @@
-"""What `judged.py` measured, as Markdown: `python benchmarks/recap/judged_results.py runs/bench/judged`."""
+"""What `judged.py` measured, as Markdown: `python benchmarks/recap/judged_results.py`."""
 
 import argparse
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from regrasp.data.dataset import open_dataset
 from regrasp.data.outcomes import read_outcomes
 from regrasp.rl.statistics import Interval
 
+BEGIN, END = "<!-- benchmarks/recap/judged_results.py -->", "<!-- end -->"
 RESAMPLES = 10_000
 AGAIN = "true_again"
 """The tag of labels from the true outcomes and a value model of another seed."""
@@ -108,7 +110,7 @@ def evaluations(folder: Path) -> dict[str, Runs]:
     found: dict[str, list[dict]] = {}
     for path in sorted((folder / "evaluations").glob("*.json")):
         (one,) = json.loads(path.read_text())
-        found.setdefault(path.stem.rstrip("0123456789").rstrip("_"), []).append(one)
+        found.setdefault(re.sub(r"_\d+$", "", path.stem), []).append(one)
     return {
         name: Runs(
             seeds=np.array(runs[0]["seeds"]),
@@ -127,35 +129,41 @@ def interval(whole: np.ndarray, drawn: np.ndarray) -> Interval:
 
 NAMES = {
     "sft": "SFT, which collected",
+    "sft_long": "SFT, trained as long as the others",
     "filtered_bc_true": "filtered BC, true outcomes",
     "filtered_bc_judged": "filtered BC, judged",
-    "recap_true": "RECAP, true outcomes",
-    "recap_judged": "RECAP, judged",
+    "recap_true_b1.5": "RECAP β 1.5, true outcomes",
+    "recap_judged_b1.5": "RECAP β 1.5, judged",
+    "recap_true_b3": "RECAP β 3, true outcomes",
+    "recap_judged_b3": "RECAP β 3, judged",
 }
 PAIRS = (
-    ("recap_judged", "recap_true"),
-    ("recap_judged", "sft"),
-    ("recap_true", "sft"),
-    ("recap_judged", "filtered_bc_judged"),
-    ("recap_true", "filtered_bc_true"),
+    ("recap_judged_b1.5", "recap_true_b1.5"),
+    ("recap_judged_b3", "recap_true_b3"),
+    ("filtered_bc_judged", "filtered_bc_true"),
+    ("recap_judged_b1.5", "sft"),
+    ("recap_judged_b1.5", "sft_long"),
+    ("recap_true_b1.5", "sft_long"),
+    ("recap_judged_b1.5", "filtered_bc_judged"),
+    ("recap_true_b1.5", "filtered_bc_true"),
 )
 
 
 def policy_lines(folder: Path) -> list[str]:
     """What the policies do, and pairs of them, with bootstraps over the initial states, which all share."""
     found = evaluations(folder)
-    states = found["sft"].seeds
+    names, states = [name for name in NAMES if name in found], found["sft"].seeds
     assert all(np.array_equal(one.seeds, states) for one in found.values())
     whole, generator = np.ones((1, len(states))), np.random.default_rng(0)
     drawn = generator.multinomial(len(states), np.full(len(states), 1 / len(states)), size=RESAMPLES)
-    of = {name: [*zip(found[name].sums(whole), found[name].sums(drawn), strict=True)] for name in NAMES}
+    of = {name: [*zip(found[name].sums(whole), found[name].sums(drawn), strict=True)] for name in names}
+    rows = [
+        [NAMES[n], str(len(found[n].success)), f"{interval(*of[n][0]):.3f}", f"{interval(*of[n][1]):.2f}"]
+        for n in names
+    ]
+    lines = table(["policy", "trainings", "success [95 %]", "successes per 1000 steps [95 %]"], rows)
     rows = []
-    for name, title in NAMES.items():
-        each = ", ".join(f"{rate:.3f}" for rate in found[name].success.mean(1))
-        rows.append([title, each, f"{interval(*of[name][0]):.3f}", f"{interval(*of[name][1]):.2f}"])
-    lines = table(["policy", "success by training seed", "success [95 %]", "successes per 1000 steps [95 %]"], rows)
-    rows = []
-    for first, second in PAIRS:
+    for first, second in (pair for pair in PAIRS if set(pair) <= set(names)):
         (rate, speed), (other_rate, other_speed) = of[first], of[second]
         gain = interval(rate[0] - other_rate[0], rate[1] - other_rate[1])
         ratio = interval(speed[0] / other_speed[0], speed[1] / other_speed[1])
@@ -174,8 +182,16 @@ def section(folder: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    print(section(parser.parse_args().folder))
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("runs/bench/judged"))
+    parser.add_argument("--write", type=Path, help="a page whose part between the marks is replaced")
+    options = parser.parse_args()
+    found = section(options.folder)
+    if options.write is None:
+        print(found)
+        return
+    before, _, rest = options.write.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    options.write.write_text(f"{before}{BEGIN}\n\n{found}\n\n{END}{after}")
 
 
 if __name__ == "__main__":
