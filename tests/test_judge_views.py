@@ -1,5 +1,6 @@
 """Cameras of one job: synchronised or refused, frames by timestamp, and the collage."""
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,29 @@ def test_pictures_stay_in_their_folder_whatever_the_job_is_called(tmp_path: Path
     assert sorted(path.name for path in own.iterdir()) == ["prompt.txt", "video1_000_0.000s.png"]
 
 
+@pytest.mark.parametrize(
+    ("matrix", "turns"),
+    [
+        # rows (a, b) and (c, d) of the display matrix in 16.16: x' = a x + c y, y' = b x + d y, with y downwards
+        ((0, 1, -1, 0), -1),  # the picture's right becomes its bottom: a quarter to the right
+        ((-1, 0, 0, -1), 2),
+        ((0, -1, 1, 0), 1),
+    ],
+)
+def test_a_camera_held_on_its_side_is_shown_upright(tmp_path: Path, matrix: tuple[int, ...], turns: int):
+    plain = write_numbered(tmp_path / "plain.mp4", 5)
+    content = bytearray(plain.read_bytes())
+    place = content.index(b"tkhd") + 4 + 40  # of version 0
+    a, b, c, d = (65536 * number for number in matrix)
+    content[place : place + 36] = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    (tmp_path / "turned.mp4").write_bytes(content)
+    views, upright = views_of(tmp_path / "turned.mp4"), views_of(plain)
+    assert views.sizes == [upright.sizes[0][::-1] if turns % 2 else upright.sizes[0]]
+    numbers = np.array([3, 0, 3])
+    expected = np.rot90(upright.frames(0, numbers, (48, 72)), turns, axes=(1, 2))
+    assert (views.frames(0, numbers, expected.shape[1:3]) == expected).all()
+
+
 def test_one_frame_is_an_episode_too(tmp_path: Path):
     views = views_of(write_numbered(tmp_path / "one.mp4", 1))
     assert (views.timestamps.tolist(), views.duration_s) == ([0.0], 0.1)
@@ -117,8 +141,9 @@ def test_views_stand_in_the_collage_in_their_order(tmp_path: Path):
         for view, (row, column) in enumerate(places):
             cell = picture[row * 48 : row * 48 + 48, column * 64 : column * 64 + 64]
             assert abs(float(cell.mean()) - (60 * view + 20)) < 4
+    (tmp_path / "fifth.mp4").write_bytes(videos[0].read_bytes())
     with pytest.raises(ConfigError, match="5 views"):
-        views_of(*videos, videos[0])
+        views_of(*videos, tmp_path / "fifth.mp4")
 
 
 def test_a_collage_shrinks_views_and_never_enlarges_them(tmp_path: Path):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
@@ -13,6 +14,9 @@ from regrasp.core.errors import ConfigError, VideoError
 from regrasp.data.frames import FrameReader, episode_timestamps, iter_episode_frames
 from regrasp.data.video import Footage, Size, VideoCursor, read_frames
 from regrasp.rewards.jobs import Control, Job
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
 
 MOST_VIEWS = 4
 _SAME_RATE = 1e-3
@@ -27,13 +31,15 @@ class Clip:
         path: The file.
         times: When each frame is shown, in seconds of the file, ascending.
         fps: Its average frame rate.
-        size: Height and width.
+        size: Height and width, as it is to be shown.
+        turns: Quarter turns to the left that show it upright, for a camera that was held on its side.
     """
 
     path: Path
     times: Float[np.ndarray, " n"]
     fps: float
     size: Size
+    turns: int = 0
 
 
 class _ClipFootage(Footage):
@@ -124,8 +130,9 @@ class Views:
             with contextlib.closing(FrameReader(place.dataset, place.cameras[view], size)) as reader:
                 return reader.read(place.number, self._recorded[unique])[back]
         clip = self._clips[view]
-        with contextlib.closing(VideoCursor(_footage(clip), size)) as cursor:
-            return read_frames(cursor, clip.times[unique])[back]
+        with contextlib.closing(VideoCursor(_footage(clip), _turned(size, clip.turns))) as cursor:
+            frames = read_frames(cursor, clip.times[unique])
+        return np.rot90(frames, clip.turns, axes=(1, 2))[back]
 
     def collage(self, numbers: Int[np.ndarray, " n"], most_height: int) -> UInt8[np.ndarray, "n h w 3"]:
         """Return frames with all views in one picture; one view alone is only resized.
@@ -214,7 +221,7 @@ def _duration(timestamps: Float[np.ndarray, " t"], fps: float) -> float:
 
 
 def read_clip(path: Path) -> Clip:
-    """Read when a video's frames are shown, from its packets, decoding nothing.
+    """Read when a video's frames are shown, from its packets; only the first is decoded, to see which way is up.
 
     Raises:
         VideoError: It is missing, is no video, or holds no frame.
@@ -238,15 +245,27 @@ def read_clip(path: Path) -> Clip:
             scale = float(stream.time_base or 1)
             kept = [p.pts for p in container.demux(stream) if p.pts is not None and not p.is_discard]
             size = (stream.codec_context.height, stream.codec_context.width)
+            turns = _turns(container) if kept else 0
     except (FFmpegError, OSError) as trouble:
         if isinstance(trouble, VideoError):
             raise
         raise error(f"it cannot be read as a video ({trouble.strerror or trouble})") from trouble
     times = np.unique(np.array(kept, dtype=np.float64) * scale)
     if not len(times) or 0 in size:
-        raise error("the file holds no frame")
+        raise error("the file holds no frame, or does not say when its frames are shown")
     fps = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else float(stream.average_rate or 1)
-    return Clip(path=path, times=times, fps=float(fps), size=size)
+    return Clip(path=path, times=times, fps=float(fps), size=_turned(size, turns), turns=turns)
+
+
+def _turns(container: "InputContainer") -> int:
+    """How many quarter turns to the left show the first frame upright, as the file says of its camera."""
+    container.seek(0)
+    first = next(container.decode(video=0), None)
+    return 0 if first is None else round(first.rotation / 90) % 4
+
+
+def _turned(size: Size, turns: int) -> Size:
+    return (size[1], size[0]) if turns % 2 else size
 
 
 def _missing(path: Path) -> str | None:
