@@ -111,6 +111,14 @@ def test_a_judge_that_looks_at_something_else_is_not(
     assert not json.loads((attempts / "report.json").read_text())["usable"]
 
 
+def test_a_verdict_needs_more_than_a_few_attempts(attempts: Path, monkeypatch: pytest.MonkeyPatch):
+    lines = (attempts / "truth.csv").read_text().splitlines()
+    (attempts / "truth.csv").write_text("\n".join(lines[:10]) + "\n")
+    done, _ = check(attempts, looks, monkeypatch, "--voc-points", 0)
+    assert done.code == 2
+    assert "NOT shown to be usable: 5 successes and 4 failures are too few to tell" in done.out
+
+
 def test_without_controls_only_the_attempts_are_judged(attempts: Path, monkeypatch: pytest.MonkeyPatch):
     done, engine = check(attempts, bright_is_good, monkeypatch, "--no-controls", "--voc-points", 0)
     assert (done.code, len(engine.asked)) == (0, 12)

@@ -180,7 +180,7 @@ def read_labels(path: Path, jobs: list[Job], dataset: Dataset | None, success_at
     if not path.is_file():
         message = f"There is no labels file '{path}'. Mend: correct --labels."
         raise OutcomeError(message)
-    known = [job.id for job in jobs]
+    known = dict.fromkeys(job.id for job in jobs)
     truth: dict[str, Truth] = {}
     reader = csv.DictReader(io.StringIO(read_utf8(path), newline=""), skipinitialspace=True)
     try:

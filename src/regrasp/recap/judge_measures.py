@@ -10,6 +10,8 @@ from regrasp.rewards import check
 from regrasp.rewards.check import Interval
 
 CHANCE = 0.5
+LEAST_OF_EACH = 5
+"""Successes and failures for a verdict: a guess prefers 5 of 5 successes once in 32 times, 2 of 2 once in 4."""
 _MOST_INVALID = 0.1
 """The largest share of replies that may not parse."""
 
@@ -83,6 +85,11 @@ def assess(
         )
     measures |= _order_in_time(judged)
     reasons = []
+    if min(int(good.sum()), int((~good).sum())) < LEAST_OF_EACH:
+        reasons.append(
+            f"{int(good.sum())} successes and {int((~good).sum())} failures are too few to tell, with fewer than "
+            f"{LEAST_OF_EACH} of each luck passes"
+        )
     if not area.low > CHANCE:
         reasons.append(f"it does not tell successes from failures (AUROC {area})")
     if invalid > _MOST_INVALID * max(replies, 1):

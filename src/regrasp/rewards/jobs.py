@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -182,10 +183,10 @@ def _parsed(
 
 def _fields(place: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object's fields; of one that is given twice JSON would take the last, unsaid."""
-    names = [name for name, _ in pairs]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    times = Counter(name for name, _ in pairs)
+    twice = next((name for name, count in times.items() if count > 1), None)
     if twice is not None:
-        message = f"{place}: the field {twice!r} is given {names.count(twice)} times. Mend: give it once."
+        message = f"{place}: the field {twice!r} is given {times[twice]} times. Mend: give it once."
         raise ConfigError(message)
     return dict(pairs)
 
@@ -326,9 +327,9 @@ def episode_jobs(dataset: Dataset, cameras: Sequence[str], episodes: Sequence[in
         message = f"'{dataset.path}' has no camera {stranger!r}; {has}.{nearest(stranger, dataset.cameras)}"
         raise ConfigError(message)
     index = dataset.index()
-    known = index.episode_index.tolist()
-    wanted = known if episodes is None else list(episodes)
-    missing = [number for number in wanted if number not in set(known)]
+    known = dict.fromkeys(index.episode_index.tolist())
+    wanted = list(known) if episodes is None else list(episodes)
+    missing = [number for number in wanted if number not in known]
     if missing:
         message = f"'{dataset.path}' has no episodes {listing(missing)}; it has {listing(known)}. Mend: --episodes."
         raise ConfigError(message)
