@@ -71,7 +71,7 @@ MIXES: dict[str, Mix] = {
 }
 """Mixes by name. ``shaky``: errors of zero mean, which a policy averages away by itself. ``offset``: most err to one
 side, so that imitation copies the error. ``slow``: most succeed but take long, in the tasks in which a slow hand can.
-``hesitant``: half pause and half err to one side, and succeed in most tasks; the demo's."""
+``hesitant``: three in eight pause and half err to one side, and succeed in most tasks; the demo's."""
 
 
 def find_mix(name: str) -> Mix:

@@ -69,9 +69,9 @@ class DemosConfig(RunSettings):
     episodes: int = 40
     """Demonstrations to record."""
     mix: str = "slow"
-    """The experts' quality: clean, shaky, offset or slow."""
+    """The experts' quality: clean, shaky, offset, slow or hesitant."""
     keep: Literal["successes", "all"] = "successes"
-    """Which attempts become demonstrations."""
+    """Which attempts become demonstrations. Every demonstration counts as a success later, a failed one too."""
     cameras: tuple[str, ...] = ()
     """Cameras to record besides the state."""
     image_size: int | None = None
