@@ -177,7 +177,7 @@ def section(folder: Path) -> str:
     lines = []
     for part in [*parts, *policy_lines(folder)]:
         lines += ["", part, ""] if part.startswith("#") else [part]
-    return "\n".join(lines)
+    return "\n".join(lines).strip()
 
 
 def main() -> None:
