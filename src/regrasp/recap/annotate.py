@@ -328,7 +328,7 @@ def _is_other_judges(config: JudgeConfig, dataset: Dataset, path: Path, digest: 
         made = {name: other.get(name) for name in ("engine", "model", "profile")}
         made["cameras"] = listing((other.get("dataset") or {}).get("cameras", []))
         message = (
-            f"'{path}' was written with other settings or another rubric "
+            f"'{path}' was written with other settings or another rubric, or by a model that has changed since "
             f"({', '.join(f'{name} {value}' for name, value in made.items())}). Mend: choose another --tag, or replace "
             "it with --overwrite."
         )

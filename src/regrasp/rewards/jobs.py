@@ -86,7 +86,7 @@ class Job:
             ConfigError: The id, the task or a video's name is none, or a view is named twice.
         """
         for text in (self.id, self.task, *map(str, self.videos)):
-            _refuse_half_characters(text, text)
+            _refuse_half_characters(text, f"{text[:200]!a}")
         views = [*map(str, self.videos), *(self.episode.cameras if self.episode is not None else ())]
         twice = next((view for view in views if views.count(view) > 1), None)
         if twice is not None:
@@ -105,12 +105,12 @@ class Job:
         return digest([self.task, self.robot, list(self.cameras), steps, source, *spoilt])
 
 
-def _refuse_half_characters(text: str, shown: str) -> None:
+def _refuse_half_characters(text: str, place: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
         half = text[error.start]
-        message = f"{shown[:200]!a} is no text in Unicode: {half!a} is no character. Mend: write it in UTF-8."
+        message = f"{place} is no text in Unicode: {half!a} is no character. Mend: write it in UTF-8."
         raise ConfigError(message) from None
 
 
