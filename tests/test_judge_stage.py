@@ -227,6 +227,7 @@ def test_where_nothing_could_be_judged_there_is_nothing_to_copy(dataset: Path, t
     done = regrasp(*words, "--output", tmp_path / "copy.jsonl")
     assert (done.code, done.out.splitlines()[0]) == (2, "0 judged, 0 had been already, 4 without a row")
     assert not (tmp_path / "copy.jsonl").exists()
+    assert "Next:" not in done.out
 
 
 def test_the_model_may_come_from_the_environment(

@@ -393,7 +393,7 @@ def _result(config: JudgeConfig, report: RunReport, path: Path, dataset: Dataset
     _tell_failed(report.failed)
     if path.is_file():
         lines.append(f"Wrote '{path}'")
-    if dataset is not None and config.tag is not None and isinstance(config, TerminalConfig):
+    if dataset is not None and config.tag is not None and isinstance(config, TerminalConfig) and path.is_file():
         rest = f"--from {shlex.quote(f'terminal:{config.tag}')} --success-at 4"
         words = ["--dataset", str(dataset.path), *(["--sidecars", str(config.sidecars)] if config.sidecars else [])]
         lines.append(f"Next: regrasp outcomes {shlex.join(words)} {rest}")
