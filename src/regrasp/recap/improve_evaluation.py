@@ -1,6 +1,7 @@
 """What a run's policies can do: each in every setting from the same initial states, and how RECAP's compares."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,6 +63,13 @@ def trials_of(policy: "TrainedPolicy", wanted: EvaluationEntry) -> list[Trial]:
     ]
     other = [Trial(policy=policy, noise_scale=wanted.noise_scales[0], condition=word) for word in wanted.conditions]
     return trials + other
+
+
+def collecting(policy: "TrainedPolicy", wanted: EvaluationEntry) -> dict[str, float]:
+    """Return how a round's own policy collects the next one's data: as it is compared."""
+    if not policy.conditioned:
+        return {}
+    return {"guidance_scale": wanted.guidance_scales[0], "noise_scale": wanted.noise_scales[0]}
 
 
 def evaluate_trial(loop: "Loop", trial: Trial, result: Path) -> StageResult:
@@ -179,7 +187,17 @@ def summarise(loop: "Loop") -> list[str]:
     head = f"{loop.recipe.evaluation.episodes} episodes each, the same initial states; 95% intervals over episodes."
     lines = [table, "", head, *trained, *_value_warnings(loop), "", *sentences]
     (loop.folder / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return [*lines, "", f"Wrote {loop.folder}: summary.json, table.md, policies.png"]
+    return [*lines, "", f"Wrote {loop.folder}: summary.json, table.md, policies.png", _next_step(loop)]
+
+
+def _next_step(loop: "Loop") -> str:
+    """How to run the last round's policy as it was compared."""
+    wanted, last = loop.recipe.evaluation, [trial.policy for trial in loop.trials if trial.policy.conditioned][-1]
+    assert loop.recipe.environment is not None, "only online runs are summarised"
+    return (
+        f"Next: regrasp rollout {shlex.quote(str(last.path))} --env {loop.recipe.environment.name} --record data/NAME "
+        f"--guidance-scale {wanted.guidance_scales[0]:g} --noise-scale {wanted.noise_scales[0]:g}"
+    )
 
 
 def _value_records(loop: "Loop") -> dict[int, dict[str, Any]]:
