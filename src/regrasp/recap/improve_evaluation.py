@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from regrasp.recap.improve_loop import Loop, TrainedPolicy
 
 
+NAMES = {
+    "sft": "SFT on demonstrations",
+    "sft_all": "SFT on everything",
+    "filtered_bc": "filtered BC",
+    "awr": "advantage-weighted regression",
+}
+"""What tables call the baselines."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """One policy under one way of sampling its actions."""
@@ -65,7 +74,7 @@ def trials_of(policy: "TrainedPolicy", wanted: EvaluationEntry) -> list[Trial]:
     return trials + other
 
 
-def collecting(policy: "TrainedPolicy", wanted: EvaluationEntry) -> dict[str, float]:
+def collecting(policy: "TrainedPolicy", wanted: EvaluationEntry) -> dict[str, Any]:
     """Return how a round's own policy collects the next one's data: as it is compared."""
     if not policy.conditioned:
         return {}

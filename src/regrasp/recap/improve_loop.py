@@ -16,7 +16,7 @@ from regrasp.core.provenance import digest
 from regrasp.data.dataset import open_dataset
 from regrasp.data.outcomes import read_outcomes
 from regrasp.data.storage import write_bytes_atomic, write_json_atomic
-from regrasp.recap.improve_evaluation import Trial, collecting, evaluate_trial, trials_of
+from regrasp.recap.improve_evaluation import NAMES, Trial, collecting, evaluate_trial, trials_of
 from regrasp.recap.recipe import DatasetEntry, EnvironmentEntry, Recipe, read_recipe
 from regrasp.recap.recipe_settings import settings_of
 from regrasp.recap.run_folder import RunFolder
@@ -24,14 +24,6 @@ from regrasp.recap.selection import StageResult
 
 if TYPE_CHECKING:
     from regrasp.collect.environment import Environment
-
-NAMES = {
-    "sft": "SFT on demonstrations",
-    "sft_all": "SFT on everything",
-    "filtered_bc": "filtered BC",
-    "awr": "advantage-weighted regression",
-}
-"""What tables call the baselines."""
 
 _DECIDED = {
     "demos",
@@ -196,13 +188,8 @@ class Loop:
         running: dict[str, Any] = {"policy": str(policy.path), "env": self.recipe.environment.name, "record": record}
         running |= self._stepping() | {"workers": self.workers}
         config = RolloutConfig(**running | sampling | settings)
-        depends = [
-            policy.key,
-            self.recipe.environment.model_dump(),
-            self.recipe.rollout,
-            settings["seed"],
-            *sampling.items(),
-        ]
+        depends = [policy.key, self.recipe.environment.model_dump(), self.recipe.rollout, settings["seed"]]
+        depends += sampling.items()
         key = self.run.stage(f"rollout round{number}", depends, [record], lambda: record_rollouts(config))
         return [*found, self._recorded(name, "rollout", key)]
 
