@@ -1,16 +1,22 @@
-"""What the runs of `benchmarks/recap/run.py` gave, as Markdown: `python benchmarks/recap/results.py`.
+"""What the runs of `run.py` gave, as Markdown: `python benchmarks/recap/results.py --write docs/results.md`.
 
-Intervals are bootstrapped over seeds and, within each, over episodes (the same for all policies of a seed), so they
-hold the chance in demonstrations, rollouts and training as well as in the evaluation.
+Intervals are bootstrapped over seeds and, within each, over episodes (the same ones for all policies of a seed), so
+they hold the chance in demonstrations, rollouts and training as well as in the evaluation. Tasks are fixed: nothing is
+said of other tasks. With five seeds a bootstrap's intervals are somewhat too narrow.
 """
 
 import argparse
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+
+from regrasp.collect.evaluate import markdown_table
+from regrasp.rl.statistics import Interval
 
 Cells = dict[tuple[str, int], tuple[np.ndarray, np.ndarray]]
 """Success and steps of each episode, by task and seed."""
@@ -25,128 +31,104 @@ class Method:
 
     name: str
     noise: float
+    round: int
     cells: Cells
+
+    @property
+    def tasks(self) -> list[str]:
+        """Those that it ran."""
+        return sorted({task for task, _ in self.cells})
 
 
 def read(folder: Path) -> list[Method]:
     """Read every finished run's evaluations."""
-    found: dict[tuple[str, float], Cells] = {}
+    found: dict[tuple[str, float, int], Cells] = {}
+    states: dict[Path, list[int]] = {}
     for summary in sorted(folder.glob("*/*/summary.json")):
         run = summary.parent
         for path in sorted((run / "evaluations").glob("*.json")):
             content = json.loads(path.read_text())
-            key = content["policy"].replace(", round 1", ""), float(content["settings"]["noise_scale"])
+            assert states.setdefault(run, content["seeds"]) == content["seeds"], f"{path}: other initial states"
+            said = re.search(r", round (\d+)", content["policy"])
+            number = int(said.group(1)) if said else 0 if content["policy"] == "SFT on demonstrations" else 1
+            name = content["policy"].replace(", round 1", "")
             cell = np.array(content["outcomes"], dtype=float), np.array(content["steps"], dtype=float)
-            found.setdefault(key, {})[run.parent.name, int(run.name)] = cell
-    return [Method(name, noise, cells) for (name, noise), cells in found.items()]
+            noise = float(content["settings"]["noise_scale"])
+            found.setdefault((name, noise, number), {})[run.parent.name, int(run.name)] = cell
+    methods = [Method(name, noise, number, cells) for (name, noise, number), cells in found.items()]
+    return sorted(methods, key=lambda method: (method.noise, method.round, method.name))
 
 
-def success(cells: Cells, task: str, draw: "Draw") -> float:
-    """The mean over seeds of the share of successes."""
-    return float(np.mean([cells[task, seed][0][rows].mean() for seed, rows in draw.of(task)]))
+@lru_cache
+def draws(task: str, seeds: int, episodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places of seeds [R + 1, S], and how often each episode counts [R + 1, S, E]; row 0 takes everything once."""
+    generator = np.random.default_rng([len(task), *task.encode()])
+    place = generator.integers(0, seeds, (REPEATS + 1, seeds))
+    counts = generator.multinomial(episodes, np.full(episodes, 1 / episodes), (REPEATS + 1, seeds)).astype(np.float32)
+    place[0], counts[0] = np.arange(seeds), 1
+    return place, counts
 
 
-def throughput(cells: Cells, task: str, draw: "Draw") -> float:
-    """The mean over seeds of successes per 1000 steps."""
-    return float(np.mean([1000 * cells[task, s][0][r].sum() / cells[task, s][1][r].sum() for s, r in draw.of(task)]))
+def resampled(cells: Cells, task: str) -> tuple[np.ndarray, np.ndarray]:
+    """The mean over seeds of success, and of successes per 1000 steps, each [R + 1]."""
+    mine = [cells[key] for key in sorted(cells) if key[0] == task]
+    success, steps = (np.stack([cell[part] for cell in mine]).astype(np.float32) for part in (0, 1))
+    place, counts = draws(task, len(mine), success.shape[1])
+    won, walked = ((counts * values[place]).sum(axis=2) for values in (success, steps))
+    return (won / counts.sum(axis=2)).mean(axis=1), (1000 * won / walked).mean(axis=1)
 
 
-class Draw:
-    """Which seeds and episodes count, task by task: all of them, or a bootstrap's."""
-
-    def __init__(self, cells: Cells, generator: np.random.Generator | None) -> None:
-        """Take everything, or draw seeds and then episodes with replacement."""
-        self._of: dict[str, list[tuple[int, np.ndarray]]] = {}
-        for task in sorted({task for task, _ in cells}):
-            seeds = [seed for name, seed in cells if name == task]
-            chosen = seeds if generator is None else generator.choice(seeds, len(seeds)).tolist()
-            for seed in chosen:
-                count = len(cells[task, seed][0])
-                rows = np.arange(count) if generator is None else generator.integers(0, count, count)
-                self._of.setdefault(task, []).append((seed, rows))
-
-    @property
-    def tasks(self) -> list[str]:
-        """The tasks."""
-        return list(self._of)
-
-    def of(self, task: str) -> list[tuple[int, np.ndarray]]:
-        """Seeds and rows of one task."""
-        return self._of[task]
+def interval(values: np.ndarray) -> Interval:
+    """The plain value, and the 95 % interval of the resampled ones."""
+    low, high = np.nanquantile(values[1:], [0.025, 0.975])
+    return Interval(float(values[0]), float(low), float(high))
 
 
-def interval(cells: Cells, measure: Callable[[Draw], float], digits: int) -> str:
-    """A measure with its 95 % bootstrap interval."""
-    generator = np.random.default_rng(0)
-    draws = [measure(Draw(cells, generator)) for _ in range(REPEATS)]
-    low, high = np.nanquantile(draws, [0.025, 0.975])
-    return f"{measure(Draw(cells, None)):.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+def compare(ours: Method, theirs: Method) -> tuple[str, ...]:
+    """One row: ratio of throughputs, ratio of failures, difference of success, over tasks and seeds."""
+    keys = set(ours.cells) & set(theirs.cells)
+    tasks = sorted({task for task, _ in keys})
+    a, b = ({key: method.cells[key] for key in keys} for method in (ours, theirs))
+    pairs = [(resampled(a, task), resampled(b, task)) for task in tasks]
+    mean: Callable[[int, int], np.ndarray] = lambda side, part: np.mean([pair[side][part] for pair in pairs], axis=0)  # noqa: E731
+    speed = np.exp(np.mean([np.log(one[1] / other[1]) for one, other in pairs], axis=0))
+    failures = (1 - mean(0, 0)) / (1 - mean(1, 0))
+    cells = f"{interval(speed):.2f}", f"{interval(failures):.2f}", f"{interval(mean(0, 0) - mean(1, 0)):+.3f}"
+    return ours.name, theirs.name, f"{ours.noise:g}", str(len(keys)), *cells
 
 
-def over_tasks(ours: Cells, theirs: Cells, ratio: Callable[[str, Draw], float]) -> Callable[[Draw], float]:
-    """The geometric mean over tasks of a ratio."""
-    return lambda draw: float(np.exp(np.mean([np.log(max(ratio(task, draw), 1e-3)) for task in draw.tasks])))
-
-
-def common(*methods: Method) -> Cells:
-    """The first method's cells that all have."""
-    keys = set.intersection(*(set(method.cells) for method in methods))
-    return {key: cell for key, cell in sorted(methods[0].cells.items()) if key in keys}
-
-
-def compare(ours: Method, theirs: Method) -> list[str]:
-    """One row: throughput ratio, ratio of failures, difference of success, over tasks and seeds."""
-    cells = common(ours, theirs)
-    a, b = ours.cells, theirs.cells
-    speed = over_tasks(a, b, lambda task, draw: throughput(a, task, draw) / throughput(b, task, draw))
-    failures = over_tasks(
-        a, b, lambda task, draw: max(1 - success(a, task, draw), 0.002) / max(1 - success(b, task, draw), 0.002)
-    )
-    gain = lambda draw: float(np.mean([success(a, t, draw) - success(b, t, draw) for t in draw.tasks]))  # noqa: E731
-    return [
-        ours.name,
-        theirs.name,
-        f"{ours.noise:g}",
-        str(len(cells)),
-        interval(cells, speed, 2),
-        interval(cells, failures, 2),
-        interval(cells, gain, 3),
-    ]
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def comparable(ours: Method, theirs: Method) -> bool:
+    """Whether a row says something: baselines on the same data or on demonstrations alone, and conditions at beta 1."""
+    if theirs is ours or theirs.noise != ours.noise or not set(theirs.cells) & set(ours.cells):
+        return False
+    if not theirs.name.startswith("RECAP"):
+        return theirs.round in (0, ours.round)
+    if "asked for" in theirs.name:
+        return theirs.round == ours.round and ours.name.endswith("β 1")
+    return theirs.round < ours.round and theirs.name.split("β")[-1] == ours.name.split("β")[-1]
 
 
 def per_task(methods: list[Method], task: str) -> str:
     """One task's table."""
-    rows = []
+    rows = [("policy", "noise", "seeds", "success", "successes per 1000 steps")]
     for method in methods:
         cells = {key: cell for key, cell in method.cells.items() if key[0] == task}
         if cells:
-            rate = interval(cells, lambda draw, c=cells: success(c, task, draw), 3)
-            speed = interval(cells, lambda draw, c=cells: throughput(c, task, draw), 2)
-            rows.append([method.name, f"{method.noise:g}", str(len(cells)), rate, speed])
-    return table(["policy", "noise", "seeds", "success", "successes per 1000 steps"], rows)
+            rate, speed = (interval(values) for values in resampled(cells, task))
+            rows.append((method.name, f"{method.noise:g}", str(len(cells)), f"{rate:.3f}", f"{speed:.2f}"))
+    return markdown_table(rows)
 
 
-def sections(folder: Path, guidance: float) -> str:
+def sections(folder: Path, guidance: list[float]) -> str:
     """The comparison over all tasks and seeds, and each task's policies."""
-    methods = sorted(read(folder), key=lambda method: (method.noise, method.name))
+    methods = read(folder)
     if not methods:
         raise SystemExit(f"There is no finished run in '{folder}'. Mend: python benchmarks/recap/run.py")
-    head = ["policy", "beside", "noise", "runs", "throughput ×", "failures ×", "success +"]
-    ours = [m for m in methods if m.name.startswith("RECAP") and m.name.endswith(f"β {guidance:g}")]
-    rows = [
-        compare(mine, other)
-        for mine in ours
-        for other in methods
-        if other.noise == mine.noise and other is not mine and set(other.cells) & set(mine.cells)
-    ]
-    parts = ["### Over all tasks and seeds", table(head, rows)]
-    for task in sorted({task for method in methods for task, _ in method.cells}):
+    rows = [("policy", "beside", "noise", "runs", "throughput ×", "failures ×", "success +")]
+    ours = [m for beta in guidance for m in methods if m.name.startswith("RECAP") and m.name.endswith(f"β {beta:g}")]
+    rows += [compare(mine, other) for mine in ours for other in methods if comparable(mine, other)]
+    parts = ["### Over all tasks and seeds", markdown_table(rows)]
+    for task in sorted({task for method in methods for task in method.tasks}):
         parts += [f"### {task}", per_task(methods, task)]
     return "\n\n".join(parts)
 
@@ -154,7 +136,7 @@ def sections(folder: Path, guidance: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs/bench/recap"))
-    parser.add_argument("--guidance", type=float, default=3.0, help="the beta whose policy is compared")
+    parser.add_argument("--guidance", type=float, nargs="+", default=[3.0, 1.0], help="the betas that are compared")
     parser.add_argument("--write", type=Path, help="a page whose part between the marks is replaced")
     options = parser.parse_args()
     found = sections(options.runs, options.guidance)

@@ -20,7 +20,7 @@ TASKS = {
     "push-v3": {"mix": "hesitant", "episodes": 25},
     "push-wall-v3": {"mix": "shaky", "episodes": 40},
 }
-"""Tasks, and experts under which imitation succeeds in 40 to 75 % of the episodes."""
+"""Tasks, and experts under which imitation succeeded in 59 to 79 % of the episodes on seed 0."""
 STEPS = 200
 """An episode's time limit, in steps."""
 
