@@ -115,6 +115,13 @@ def test_rows_are_those_of_one_machine(tmp_path: Path, cluster: OneProcess):
     assert len(cluster.started) == 2  # nothing was to be done, and no worker was started
 
 
+def test_rows_say_what_makes_the_judge_the_one_that_it_is_so_that_a_run_resumes(tmp_path: Path, cluster: OneProcess):
+    jobs, weights = write_jobs(tmp_path, 3), [["model.safetensors", 7, "digest"]]
+    assert over_ray(jobs, tmp_path / "rows.jsonl", judge=weights).judged == 3
+    assert over_ray(jobs, tmp_path / "rows.jsonl", judge=weights).repeated == 3
+    assert over_ray(jobs, tmp_path / "rows.jsonl").judged == 3
+
+
 def test_there_is_a_worker_for_each_group_of_gpus_or_each_machine_or_as_many_as_wanted(
     tmp_path: Path, cluster: OneProcess
 ):
@@ -198,7 +205,7 @@ def test_what_servers_were_asked_is_summed_over_workers(tmp_path: Path, cluster:
 def test_a_worker_that_sees_other_files_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (job,) = write_jobs(tmp_path, 1)
     monkeypatch.chdir(tmp_path)
-    common = {"make": ScriptedEngine, "signal": TERMINAL, "profile": PROFILE, "concurrency": 1, "keys": {}}
+    common = {"make": ScriptedEngine, "signal": TERMINAL, "profile": PROFILE, "concurrency": 1, "judge": (), "keys": {}}
     task = Task(jobs=(job,), digests=("what the file was elsewhere",), folder=tmp_path, **common)
 
     async def answer() -> object:
@@ -216,7 +223,7 @@ def test_relative_paths_start_where_the_run_was_started(tmp_path: Path, monkeypa
     (job,) = write_jobs(tmp_path, 1)
     relative = replace(job, videos=(Path(job.videos[0].name),))
     monkeypatch.chdir(tmp_path)
-    common = {"make": ScriptedEngine, "signal": TERMINAL, "profile": PROFILE, "concurrency": 1}
+    common = {"make": ScriptedEngine, "signal": TERMINAL, "profile": PROFILE, "concurrency": 1, "judge": ()}
     keys = {"REGRASP_JUDGE_API_KEY": "secret"}
     task = Task(jobs=(relative,), digests=(relative.digest,), folder=tmp_path, keys=keys, **common)
     assert "secret" not in repr(task)

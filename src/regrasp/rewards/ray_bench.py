@@ -41,6 +41,8 @@ class Task:
     signal: Signal
     profile: Profile
     concurrency: int
+    judge: tuple[object, ...]
+    """What decides the engine's answers besides its name and its model's: rows record it."""
     jobs: tuple[Job, ...]
     digests: tuple[str, ...]
     """Of the jobs, where the run was started: another one on a worker means that it sees other files."""
@@ -67,7 +69,7 @@ class Worker:
         """Load the engine."""
         task = self._task
         try:
-            bench = LocalBench(task.signal, task.make(), task.profile, task.concurrency)
+            bench = LocalBench(task.signal, task.make(), task.profile, task.concurrency, judge=task.judge)
             await bench.open(task.jobs)
         except RegraspError as error:
             return error
@@ -143,6 +145,7 @@ class RayBench:
         self.signal = signal
         self.config = config_digest(signal, profile, engine, model, judge)
         self._profile = profile
+        self._judge = tuple(judge)
         self._make = make
         self._wanted = workers
         self._concurrency = concurrency
@@ -172,6 +175,7 @@ class RayBench:
             signal=self.signal,
             profile=self._profile,
             concurrency=self._concurrency,
+            judge=self._judge,
             jobs=tuple(jobs),
             digests=tuple(job.digest for job in jobs),
             folder=Path.cwd(),
