@@ -14,7 +14,7 @@ import torch
 
 import regrasp.models.flow_policy  # noqa: F401 - registers the reference policy with LeRobot
 from regrasp.collect.environment import IMAGES, CameraSpec, EnvironmentSpec, Observation
-from regrasp.core.errors import CheckpointError, ConfigError, RegraspError, listing, nearest
+from regrasp.core.errors import CheckpointError, ConfigError, RegraspError, listing, nearest, one_line
 from regrasp.models.flow_policy import FlowPolicy
 
 _STREAM = 0x464C4F57  # keeps the sampling noise apart from whatever else is drawn from an episode's seed
@@ -104,10 +104,9 @@ class CheckpointPolicy:
         except RegraspError:
             raise
         except Exception as error:  # each policy and each of LeRobot's parsers has its own kinds
-            said = " ".join(str(error).split())
             raise CheckpointError(
-                f"The policy '{path}' cannot be loaded ({type(error).__name__}: {said:.400}). Mend: use the versions "
-                f"of LeRobot and of the policy's package that wrote it."
+                f"The policy '{path}' cannot be loaded ({type(error).__name__}: {one_line(error, 400)}). Mend: use "
+                "the versions of LeRobot and of the policy's package that wrote it."
             ) from error
         _check_sizes(config, spec, path)
         if device == "cpu" and not spec.cameras:

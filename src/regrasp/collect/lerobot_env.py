@@ -19,7 +19,7 @@ import numpy as np
 
 from regrasp.collect.environment import STATE, CameraSpec, EnvironmentSpec, Observation, Step
 from regrasp.collect.rendering import choose_backend
-from regrasp.core.errors import ConfigError, listing, nearest
+from regrasp.core.errors import ConfigError, listing, nearest, one_line
 
 _LOG = logging.getLogger("regrasp")
 FAMILY = "lerobot"
@@ -81,7 +81,7 @@ def _explained(text: str, doing: str = "make") -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:  # every simulator has its own kinds
-        said = " ".join(str(error).split()).rstrip(".") or "no reason is given"
+        said = one_line(error).rstrip(".") or "no reason is given"
         raise ConfigError(
             f"LeRobot cannot {doing} the environment '{FAMILY}:{text}': {type(error).__name__}: {said}."
             f"{_mend(error, text.partition(',')[0])}"

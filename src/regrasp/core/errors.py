@@ -70,6 +70,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+def one_line(error: object, most: int | None = None) -> str:
+    """Return what another library's error says, in one line of at most ``most`` characters."""
+    return " ".join(str(error).split())[:most]
+
+
 def listing(items: Iterable[object], limit: int = 8) -> str:
     """Return at most ``limit`` items joined by commas, with the count of those left off."""
     shown = [str(item) for item in items]

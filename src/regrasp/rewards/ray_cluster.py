@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regrasp.core.errors import ConfigError
+from regrasp.core.errors import ConfigError, one_line
 from regrasp.rewards.engine import EngineUnavailable
 
 LOCAL = "local"
@@ -81,7 +81,7 @@ class Cluster:
                 self._ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, RuntimeError, ValueError, SystemExit, self._error) as error:
             self.disconnect()
-            words = " ".join(str(error).split())[:300]
+            words = why(error)
             message = (
                 f"No Ray cluster can be used at {self.address!r} ({words}). Mend: start one with `ray start --head` "
                 "and give its address, with Ray and Python in the same versions as here; or give --ray local."
@@ -143,7 +143,7 @@ class Cluster:
 
 def why(error: BaseException) -> str:
     """Return the first sentences of one of Ray's errors, in one line."""
-    return " ".join(str(error).split())[:300]
+    return one_line(error, 300)
 
 
 def _sweep() -> None:

@@ -13,7 +13,7 @@ from lerobot.policies.pretrained import PreTrainedPolicy
 from lerobot.utils.constants import ACTION
 from torch import Tensor, nn
 
-from regrasp.core.errors import CheckpointError, ConfigError
+from regrasp.core.errors import CheckpointError, ConfigError, one_line
 from regrasp.models.flow_policy.chunks import ChunkQueue
 from regrasp.models.flow_policy.configuration_flow import FlowConfig
 from regrasp.models.flow_policy.networks import ObservationEncoder, VelocityNetwork
@@ -237,6 +237,7 @@ class FlowPolicy(PreTrainedPolicy):
         try:
             return super()._load_as_safetensor(model, model_file, map_location, strict=True)
         except RuntimeError as error:
-            said = " ".join(str(error).split())
-            message = f"The weights in {model_file} do not fit the policy that its config describes. {said:.400}"
+            message = (
+                f"The weights in {model_file} do not fit the policy that its config describes. {one_line(error, 400)}"
+            )
             raise CheckpointError(message) from error

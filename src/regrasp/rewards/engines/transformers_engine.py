@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from regrasp.core.errors import ConfigError
+from regrasp.core.errors import ConfigError, one_line
 from regrasp.rewards.engine import Capabilities, EngineError, EngineUnavailable, Reply, Request, RequestTooLong
 from regrasp.rewards.engines.constrained import Pattern, Vocabulary, Writer
 from regrasp.rewards.engines.local_prompt import LocalPrompt, PromptMaker, model_fingerprint, score_ids
@@ -117,7 +117,7 @@ class LoadedModel:
             processor = AutoProcessor.from_pretrained(config.model)
             model: Any = AutoModelForImageTextToText.from_pretrained(config.model, dtype=getattr(torch, dtype))
         except (OSError, ValueError, KeyError) as error:
-            words = " ".join(str(error).split())[:300]
+            words = one_line(error, 300)
             raise EngineUnavailable(
                 f"{config.model!r} cannot be loaded as a vision-language model of transformers ({words}). Give --model"
                 " a folder with config.json, weights and processor files, or the name of such a model on the hub."

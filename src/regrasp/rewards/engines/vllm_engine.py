@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from transformers import AutoConfig, AutoProcessor
 
-from regrasp.core.errors import ConfigError
+from regrasp.core.errors import ConfigError, one_line
 from regrasp.rewards.engine import (
     Capabilities,
     EngineError,
@@ -140,7 +140,7 @@ class VllmEngine:
         return output
 
     def _refusal(self, loaded: "_Loaded", request: Request, error: Exception) -> EngineError:
-        words = " ".join(str(error).split())[:300] or type(error).__name__
+        words = one_line(error, 300) or type(error).__name__
         if loaded.llm.errored:
             return EngineUnavailable(
                 f"vLLM has ended ({words}). Lower its memory (gpu_memory_utilization, context) or --concurrency, and"
@@ -209,7 +209,7 @@ class _Loaded:
             engine = importlib.import_module("vllm.v1.engine.async_llm").AsyncLLM
             self.llm: Any = engine.from_engine_args(arguments_class(**arguments))
         except Exception as error:  # vLLM's classes of errors differ between versions
-            words = " ".join(str(error).split())[:300]
+            words = one_line(error, 300)
             raise EngineUnavailable(
                 f"{config.model!r} cannot be run by vLLM {VERSION} ({words}); vLLM's own words above may say more. Give"
                 " --model a vision-language model that it knows, and what memory it may take by --engine-options"
