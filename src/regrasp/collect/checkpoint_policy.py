@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import regrasp.models.flow_policy  # noqa: F401 - registers the reference policy with LeRobot
-from regrasp.collect.environment import IMAGES, CameraSpec, EnvironmentSpec, Observation
+from regrasp.collect.environment import CameraSpec, EnvironmentSpec, Observation, camera_name
 from regrasp.core.errors import CheckpointError, ConfigError, RegraspError, listing, nearest, one_line
 from regrasp.models.flow_policy import FlowPolicy
 
@@ -58,7 +58,7 @@ def checkpoint_cameras(path: Path) -> tuple[CameraSpec, ...]:
     checkpoint_fingerprint(path)
     features: dict[str, dict[str, Any]] = _read_config(path).get("input_features") or {}
     return tuple(
-        CameraSpec(name=key.removeprefix(f"{IMAGES}."), height=feature["shape"][1], width=feature["shape"][2])
+        CameraSpec(name=camera_name(key), height=feature["shape"][1], width=feature["shape"][2])
         for key, feature in features.items()
         if feature.get("type") == "VISUAL"
     )

@@ -31,6 +31,11 @@ class CameraSpec:
         return self.name if self.name.startswith("observation.") else f"{IMAGES}.{self.name}"
 
 
+def camera_name(key: str) -> str:
+    """Return the name under which a camera's observation has this key; see ``CameraSpec.key``."""
+    return key.removeprefix(f"{IMAGES}.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSpec:
     """What a policy and a recorder need to know of an environment before it is started."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from regrasp.collect.environment import STATE, CameraSpec, EnvironmentSpec, Observation, Step
+from regrasp.collect.environment import STATE, CameraSpec, EnvironmentSpec, Observation, Step, camera_name
 from regrasp.collect.rendering import choose_backend
 from regrasp.core.errors import ConfigError, listing, nearest, one_line
 
@@ -250,7 +250,7 @@ def _look_at(text: str, max_episode_steps: int | None) -> _Found:
         return _Found(
             vectors={key: len(value) for key, value in seen.items() if value.ndim == 1},
             cameras={
-                key: CameraSpec(name=_camera_name(key), height=value.shape[0], width=value.shape[1])
+                key: CameraSpec(name=camera_name(key), height=value.shape[0], width=value.shape[1])
                 for key, value in seen.items()
                 if value.ndim == 3
             },
@@ -267,10 +267,6 @@ def _differ(one: np.ndarray, other: np.ndarray) -> bool:
     """Whether two observations are of different scenes; what a renderer or a solver leaves open does not count."""
     limit = 1.0 if one.ndim == 3 else 1e-3
     return bool(np.abs(one.astype(np.float64) - other).mean() > limit)
-
-
-def _camera_name(key: str) -> str:
-    return key.removeprefix("observation.images.")
 
 
 def lerobot_spec(

@@ -90,16 +90,24 @@ class Dataset:
             )
         return found
 
+    def mapped_column(self, name: str) -> str | None:
+        """The dataset's own column that ``keys`` makes the run's ``name``, or None."""
+        return next((key for key, found in self.keys.items() if found == name), None)
+
+    def own_column(self, name: str) -> str:
+        """The dataset's own name of the run's ``name``, whether or not it has such a column."""
+        return self.mapped_column(name) or name
+
     @property
     def state_key(self) -> str | None:
         """The dataset's own column for the run's ``observation.state``."""
-        mapped = next((key for key, name in self.keys.items() if name == STATE), None)
+        mapped = self.mapped_column(STATE)
         return mapped or (STATE if STATE in self.features or STATE in self.columns else None)
 
     @property
     def task_column(self) -> str | None:
         """The column of task texts that ``keys`` names, or None."""
-        return next((key for key, name in self.keys.items() if name == "task"), None)
+        return self.mapped_column("task")
 
     def correction_column(self, chosen: str | None = None) -> str | None:
         """The column that marks corrections: ``chosen``, else what ``keys`` names, else the first known, or None."""

@@ -45,14 +45,9 @@ class VectorRows:
         return VectorRows, (self.path,)
 
 
-def _own_column(dataset: data.Dataset, name: str) -> str:
-    """The dataset's own name of a column of the run."""
-    return next((key for key, found in dataset.keys.items() if found == name), name)
-
-
 def has_environment_state(dataset: data.Dataset) -> bool:
     """Whether a dataset says what its simulator knew of the objects."""
-    return _own_column(dataset, ENVIRONMENT_STATE) in dataset.columns
+    return dataset.own_column(ENVIRONMENT_STATE) in dataset.columns
 
 
 def environment_rows(dataset: data.Dataset, folder: Path) -> VectorRows:
@@ -61,7 +56,7 @@ def environment_rows(dataset: data.Dataset, folder: Path) -> VectorRows:
     Raises:
         NonFiniteData: A number is NaN or infinite, with dataset, episode, frame and column.
     """
-    return _vector_rows(dataset, _own_column(dataset, ENVIRONMENT_STATE), folder, "environment")
+    return _vector_rows(dataset, dataset.own_column(ENVIRONMENT_STATE), folder, "environment")
 
 
 def action_key(dataset: data.Dataset) -> str:
@@ -70,7 +65,7 @@ def action_key(dataset: data.Dataset) -> str:
     Raises:
         DatasetError: It has none.
     """
-    key = _own_column(dataset, ACTION)
+    key = dataset.own_column(ACTION)
     if key not in dataset.columns:
         raise DatasetError(
             f"'{dataset.path}' has no column {key!r}, so no policy can be trained on it; it has: "
