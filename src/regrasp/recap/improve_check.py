@@ -1,11 +1,10 @@
 """What can be known of a recipe before hours are spent on its first stages: its settings, and that sizes fit."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regrasp.core.errors import ConfigError, listing
-from regrasp.core.outcome import Source
-from regrasp.data.dataset import Dataset, open_dataset
+from regrasp.data.dataset import Dataset
+from regrasp.recap.selection import open_entry
 
 if TYPE_CHECKING:
     from regrasp.recap.improve_loop import Loop
@@ -44,10 +43,10 @@ def _check_sizes(loop: "Loop", *, with_state: bool) -> None:
     name = loop.recipe.environment.name
     spec = describe_environment(name, max_episode_steps=loop.recipe.environment.max_episode_steps)
     for entry in loop.recipe.train_data_paths:
-        path = loop.path.parent / Path(entry.dataset_path).expanduser()
-        dataset = open_dataset(path, name=entry.name, source=Source.parse(entry.type), keys=entry.keys)
-        action = next((key for key, found in dataset.keys.items() if found == "action"), "action")
-        wanted = {action: spec.action_size} | ({dataset.state_key: spec.state_size} if with_state else {})
+        dataset = open_entry(entry, loop.path.parent)
+        wanted = {dataset.own_column("action"): spec.action_size} | (
+            {dataset.state_key: spec.state_size} if with_state else {}
+        )
         sizes = {key: (_size(dataset, key), size) for key, size in wanted.items() if key is not None}
         wrong = [f"{key} {found} against {size}" for key, (found, size) in sizes.items() if found not in (None, size)]
         if wrong:

@@ -201,11 +201,12 @@ def summarise(loop: "Loop") -> list[str]:
 
 def _next_step(loop: "Loop") -> str:
     """How to run the last round's policy as it was compared."""
-    wanted, last = loop.recipe.evaluation, [trial.policy for trial in loop.trials if trial.policy.conditioned][-1]
+    last = [trial.policy for trial in loop.trials if trial.policy.conditioned][-1]
+    sampling = collecting(last, loop.recipe.evaluation)
     assert loop.recipe.environment is not None, "only online runs are summarised"
     return (
         f"Next: regrasp rollout {shlex.quote(str(last.path))} --env {loop.recipe.environment.name} --record data/NAME "
-        f"--guidance-scale {wanted.guidance_scales[0]:g} --noise-scale {wanted.noise_scales[0]:g}"
+        f"--guidance-scale {sampling['guidance_scale']:g} --noise-scale {sampling['noise_scale']:g}"
     )
 
 

@@ -13,14 +13,13 @@ import yaml
 from regrasp.core.errors import ConfigError, listing
 from regrasp.core.outcome import Source
 from regrasp.core.provenance import digest
-from regrasp.data.dataset import open_dataset
 from regrasp.data.outcomes import read_outcomes
 from regrasp.data.storage import write_bytes_atomic, write_json_atomic
 from regrasp.recap.improve_evaluation import NAMES, Trial, collecting, evaluate_trial, trials_of
 from regrasp.recap.recipe import DatasetEntry, EnvironmentEntry, Recipe, read_recipe
 from regrasp.recap.recipe_settings import settings_of
 from regrasp.recap.run_folder import RunFolder
-from regrasp.recap.selection import StageResult
+from regrasp.recap.selection import StageResult, open_entry
 
 if TYPE_CHECKING:
     from regrasp.collect.environment import Environment
@@ -116,12 +115,7 @@ class Loop:
         return sorted(parts, key=lambda part: part.entry.type)
 
     def _given(self, entry: DatasetEntry) -> Part:
-        dataset = open_dataset(
-            self.path.parent / entry.dataset_path,
-            name=entry.name,
-            source=Source.parse(entry.type),
-            keys=entry.keys,
-        )
+        dataset = open_entry(entry, self.path.parent)
         outcomes = read_outcomes(dataset).by_episode
         settled = entry.model_copy(update={"name": dataset.name, "type": dataset.source.value})
         beside = os.path.relpath(dataset.path, self.folder / "rounds")

@@ -6,10 +6,14 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from regrasp.core.errors import ConfigError
 from regrasp.core.outcome import Source
 from regrasp.data.dataset import Dataset, open_dataset
+
+if TYPE_CHECKING:
+    from regrasp.recap.recipe import DatasetEntry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,17 +79,7 @@ def open_datasets(selection: Selection, *, flags: bool = False) -> list[Dataset]
         folder, listed = selection.config.parent, read_recipe(selection.config).train_data_paths
         if opened and listed:
             tell(f"--demos and --rollouts go before the datasets of '{selection.config}': {len(listed)} are left out")
-        opened = opened or [
-            open_dataset(
-                folder / Path(entry.dataset_path).expanduser(),
-                name=entry.name,
-                source=Source.parse(entry.type),
-                keys=entry.keys,
-                weight=entry.weight,
-                sidecars=selection.sidecars,
-            )
-            for entry in listed
-        ]
+        opened = opened or [open_entry(entry, folder, sidecars=selection.sidecars) for entry in listed]
     if not opened:
         message = (
             "No dataset was named. Mend: give --demos DIR… and/or --rollouts DIR…, or --config recipe.yaml with "
@@ -95,6 +89,18 @@ def open_datasets(selection: Selection, *, flags: bool = False) -> list[Dataset]
     _refuse_doubles(opened)
     _tell_warnings(opened, flags=flags)
     return opened
+
+
+def open_entry(entry: "DatasetEntry", folder: Path, *, sidecars: Path | None = None) -> Dataset:
+    """Open a dataset that a recipe in ``folder`` lists."""
+    return open_dataset(
+        folder / Path(entry.dataset_path).expanduser(),
+        name=entry.name,
+        source=Source.parse(entry.type),
+        keys=entry.keys,
+        weight=entry.weight,
+        sidecars=sidecars,
+    )
 
 
 def _refuse_doubles(datasets: list[Dataset]) -> None:
