@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from regrasp.core.errors import ConfigError, StorageError
+from regrasp.rewards.bench import LocalBench
 from regrasp.rewards.dense import DenseSignal
 from regrasp.rewards.engine import EngineError, EngineUnavailable, MissingCapability, Reply, Request, RequestTooLong
 from regrasp.rewards.jobs import Job
 from regrasp.rewards.judging import Signal
 from regrasp.rewards.profiles import read_profile
 from regrasp.rewards.rows import RowFile, read_rows
-from regrasp.rewards.run import RunReport, judge_all
+from regrasp.rewards.run import RunReport, judge_on
 from regrasp.rewards.terminal import TerminalSignal
 from tests.judge_engine import ABLE, ScriptedEngine, bright_is_good, write_gray
 
@@ -38,7 +39,7 @@ def judge(
     jobs: list[Job], path: Path, engine: ScriptedEngine, signal: Signal = TERMINAL, concurrency: int = 4
 ) -> RunReport:
     with RowFile(path) as rows:
-        return asyncio.run(judge_all(signal, jobs, engine, rows, PROFILE, concurrency=concurrency))
+        return asyncio.run(judge_on(LocalBench(signal, engine, PROFILE, concurrency), jobs, rows))
 
 
 def lines(path: Path) -> list[str]:

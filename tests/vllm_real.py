@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from regrasp.rewards.bench import LocalBench
 from regrasp.rewards.dense import DenseSignal
 from regrasp.rewards.engine import EngineUnavailable, JudgeEngine, RequestTooLong
 from regrasp.rewards.engines import build_engine
@@ -27,7 +28,7 @@ from regrasp.rewards.judging import Signal
 from regrasp.rewards.profiles import read_profile
 from regrasp.rewards.rows import RowFile, read_rows
 from regrasp.rewards.rubric import RubricSignal
-from regrasp.rewards.run import judge_all
+from regrasp.rewards.run import judge_on
 from regrasp.rewards.terminal import TerminalSignal
 from tests.judge_engine import write_numbered
 from tests.judge_engine_contract import RUBRIC, clip, keeps_the_contract, question, score_question
@@ -93,7 +94,7 @@ async def three_signals(engine: JudgeEngine, jobs: list[Job], folder: Path) -> d
     rows = {}
     for name, signal in SIGNALS.items():
         with RowFile(folder / f"{name}.jsonl") as file:
-            report = await judge_all(signal, jobs, engine, file, PROFILE)
+            report = await judge_on(LocalBench(signal, engine, PROFILE, 8), jobs, file)
         assert report.failed == {}
         rows[name] = sorted(read_rows(folder / f"{name}.jsonl"), key=lambda row: row["id"])
     engine.close = close  # type: ignore[method-assign]

@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from regrasp.core.errors import RegraspError, StorageError
-from regrasp.rewards.bench import Bench, LocalBench, Row, first_error
-from regrasp.rewards.engine import EngineError, EngineUnavailable, JudgeEngine, Metered, RequestTooLong, Usage
+from regrasp.rewards.bench import Bench, Row, first_error
+from regrasp.rewards.engine import EngineError, EngineUnavailable, Metered, RequestTooLong, Usage
 from regrasp.rewards.jobs import Job
-from regrasp.rewards.judging import Signal
-from regrasp.rewards.profiles import Profile
 from regrasp.rewards.rows import RowFile
 
 _LEAST_FAILURES = 5
@@ -44,30 +42,6 @@ class RunReport:
     wall_s: float = 0.0
     idle_s: float = 0.0
     usage: Usage | None = None
-
-
-async def judge_all(
-    signal: Signal,
-    jobs: list[Job],
-    engine: JudgeEngine,
-    rows: RowFile,
-    profile: Profile,
-    *,
-    concurrency: int = 8,
-    on_done: Callable[[], object] = lambda: None,
-) -> RunReport:
-    """Have every job judged that has no row yet, by one engine in this process; see ``judge_on``.
-
-    Args:
-        signal: What is asked.
-        jobs: What is judged.
-        engine: Who answers; closed at the end.
-        rows: Where rows are kept, opened.
-        profile: The profile of ``signal``.
-        concurrency: How many calls the engine has at once.
-        on_done: Called after each job.
-    """
-    return await judge_on(LocalBench(signal, engine, profile, concurrency), jobs, rows, on_done=on_done)
 
 
 async def judge_on(
