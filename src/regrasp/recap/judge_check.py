@@ -24,10 +24,10 @@ from regrasp.recap.annotate import (
     make_signal,
 )
 from regrasp.recap.judge_measures import Assessment, Evidence, assess
-from regrasp.rewards.check import Interval
 from regrasp.rewards.jobs import CONTROLS, Control, Job, read_utf8
 from regrasp.rewards.profiles import read_profile
 from regrasp.rewards.rows import key_of, read_rows
+from regrasp.rl.statistics import Interval
 
 _OTHER_TASKS = ("Fold the newspaper in half.", "Water the plant on the windowsill.")
 """Wrong instructions for attempts that all had one task."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from regrasp.rewards import check
-from regrasp.rewards.check import Interval
+from regrasp.rl.statistics import Interval
 
 CHANCE = 0.5
 LEAST_OF_EACH = 5

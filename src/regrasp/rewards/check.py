@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from scipy.optimize import isotonic_regression
 from scipy.stats import rankdata
 
-from regrasp.rl.statistics import wilson_interval
+from regrasp.rl.statistics import Interval, wilson_interval
 
 LEVELS = 5
 
@@ -31,19 +31,6 @@ class Confusion:
         right = self.true_positive + self.true_negative
         total = right + self.false_positive + self.false_negative
         return right / total if total else float("nan")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interval:
-    """A measure and where it lies with the given confidence."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        """Three decimals, with the interval in brackets."""
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 def confusion(predicted: Bool[np.ndarray, " n"], truth: Bool[np.ndarray, " n"]) -> Confusion:
@@ -153,9 +140,8 @@ def reliability(probability: Float[np.ndarray, " n"], truth: Bool[np.ndarray, " 
     for number in np.unique(place):
         members = place == number
         share = wilson_interval(int(truth[members].sum()), int(members.sum()))
-        interval = Interval(value=share.value, low=share.low, high=share.high)
         said = float(probability[members].mean())
-        found.append(Bin(probability=said, share=interval, count=int(members.sum())))
+        found.append(Bin(probability=said, share=share, count=int(members.sum())))
     return found
 
 

@@ -21,8 +21,14 @@ class Interval:
     low: float
     high: float
 
+    def __str__(self) -> str:
+        """Three decimals, with the interval in brackets."""
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
     def __format__(self, spec: str) -> str:
-        """``f"{interval:.2f}"`` is "1.35 [1.20, 1.52]"; "undefined" where the value is."""
+        """``f"{interval:.2f}"`` is "1.35 [1.20, 1.52]", and "undefined" where the value is; without a spec as ``str``."""
+        if not spec:
+            return str(self)
         if np.isnan(self.value):
             return "undefined"
         return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
