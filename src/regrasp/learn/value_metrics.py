@@ -180,6 +180,8 @@ class Verdict:
     beats_baselines: bool
     losses: tuple[str, ...]
     """Each comparison that the model did not win, in words."""
+    wins_mae: bool
+    """Whether its MAE is below every baseline's."""
 
     @property
     def warning(self) -> str | None:
@@ -187,7 +189,7 @@ class Verdict:
         if self.beats_baselines:
             return None
         found = "; ".join(self.losses)
-        if all(loss.startswith("cross-entropy") for loss in self.losses):
+        if self.wins_mae:
             return (
                 f"This value model beats the baselines that see no frame in MAE, but not in everything: {found}. Where "
                 "failures end at a common time limit, a clock knows to the frame how much is left of them, and no "
@@ -211,4 +213,5 @@ def judge(model: ValueMetrics, baselines: dict[str, ValueMetrics]) -> Verdict:
             mine, theirs = getattr(model, metric), getattr(baseline, metric)
             if not mine < theirs:
                 losses.append(f"{label} {mine:.4g} against {theirs:.4g} of the {name} baseline")
-    return Verdict(not losses, tuple(losses))
+    wins_mae = all(model.mae_unit < baseline.mae_unit for baseline in baselines.values())
+    return Verdict(not losses, tuple(losses), wins_mae)
