@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
+from page import add_write, interval, publish
 
+from regrasp.collect.evaluate import markdown_table
 from regrasp.core.outcome import Outcome
 from regrasp.data.dataset import open_dataset
 from regrasp.data.outcomes import read_outcomes
 from regrasp.rl.statistics import Interval
 
-BEGIN, END = "<!-- benchmarks/recap/judged_results.py -->", "<!-- end -->"
 RESAMPLES = 10_000
 AGAIN = "true_again"
 """The tag of labels from the true outcomes and a value model of another seed."""
@@ -24,8 +25,8 @@ MEASURES = ("accuracy", "auroc", "ece_held_out", "ece_held_out_after_isotonic")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Markdown."""
-    return ["| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows)]
+    """A Markdown table's lines."""
+    return markdown_table([tuple(head), *map(tuple, rows)]).splitlines()
 
 
 def check_lines(folder: Path) -> list[str]:
@@ -121,12 +122,6 @@ def evaluations(folder: Path) -> dict[str, Runs]:
     }
 
 
-def interval(whole: np.ndarray, drawn: np.ndarray) -> Interval:
-    """A value and the middle 95 % of what resampling gave."""
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return Interval(value=float(whole[0]), low=float(low), high=float(high))
-
-
 NAMES = {
     "sft": "SFT, which collected",
     "sft_long": "SFT, trained as long as the others",
@@ -183,15 +178,9 @@ def section(folder: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("runs/bench/judged"))
-    parser.add_argument("--write", type=Path, help="a page whose part between the marks is replaced")
+    add_write(parser)
     options = parser.parse_args()
-    found = section(options.folder)
-    if options.write is None:
-        print(found)
-        return
-    before, _, rest = options.write.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    options.write.write_text(f"{before}{BEGIN}\n\n{found}\n\n{END}{after}")
+    publish(section(options.folder), options.write, Path(__file__).name)
 
 
 if __name__ == "__main__":

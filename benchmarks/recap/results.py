@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from page import add_write, interval, publish
 
 from regrasp.collect.evaluate import markdown_table
 from regrasp.rl.statistics import Interval
@@ -21,8 +22,6 @@ from regrasp.rl.statistics import Interval
 Cells = dict[tuple[str, int], tuple[np.ndarray, np.ndarray]]
 """Success and steps of each episode, by task and seed."""
 REPEATS = 2000
-BEGIN, END = "<!-- benchmarks/recap/results.py -->", "<!-- end -->"
-"""Marks in the page."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +77,9 @@ def resampled(cells: Cells, task: str) -> tuple[np.ndarray, np.ndarray]:
     return (won / counts.sum(axis=2)).mean(axis=1), (1000 * won / walked).mean(axis=1)
 
 
-def interval(values: np.ndarray) -> Interval:
-    """The plain value, and the 95 % interval of the resampled ones."""
-    low, high = np.nanquantile(values[1:], [0.025, 0.975])
-    return Interval(float(values[0]), float(low), float(high))
+def sure(values: np.ndarray) -> Interval:
+    """The plain value, and the interval of the resampled ones after it."""
+    return interval(values[0], values[1:])
 
 
 def compare(ours: Method, theirs: Method) -> tuple[str, ...]:
@@ -93,7 +91,7 @@ def compare(ours: Method, theirs: Method) -> tuple[str, ...]:
     mean: Callable[[int, int], np.ndarray] = lambda side, part: np.mean([pair[side][part] for pair in pairs], axis=0)  # noqa: E731
     speed = np.exp(np.mean([np.log(one[1] / other[1]) for one, other in pairs], axis=0))
     failures = (1 - mean(0, 0)) / (1 - mean(1, 0))
-    cells = f"{interval(speed):.2f}", f"{interval(failures):.2f}", f"{interval(mean(0, 0) - mean(1, 0)):+.3f}"
+    cells = f"{sure(speed):.2f}", f"{sure(failures):.2f}", f"{sure(mean(0, 0) - mean(1, 0)):+.3f}"
     return ours.name, theirs.name, f"{ours.noise:g}", str(len(keys)), *cells
 
 
@@ -114,7 +112,7 @@ def per_task(methods: list[Method], task: str) -> str:
     for method in methods:
         cells = {key: cell for key, cell in method.cells.items() if key[0] == task}
         if cells:
-            rate, speed = (interval(values) for values in resampled(cells, task))
+            rate, speed = (sure(values) for values in resampled(cells, task))
             rows.append((method.name, f"{method.noise:g}", str(len(cells)), f"{rate:.3f}", f"{speed:.2f}"))
     return markdown_table(rows)
 
@@ -137,15 +135,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs/bench/recap"))
     parser.add_argument("--guidance", type=float, nargs="+", default=[3.0, 1.0], help="the betas that are compared")
-    parser.add_argument("--write", type=Path, help="a page whose part between the marks is replaced")
+    add_write(parser)
     options = parser.parse_args()
-    found = sections(options.runs, options.guidance)
-    if options.write is None:
-        print(found)
-        return
-    before, _, rest = options.write.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    options.write.write_text(f"{before}{BEGIN}\n\n{found}\n\n{END}{after}")
+    publish(sections(options.runs, options.guidance), options.write, Path(__file__).name)
 
 
 if __name__ == "__main__":
