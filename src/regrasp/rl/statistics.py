@@ -26,7 +26,7 @@ class Interval:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
     def __format__(self, spec: str) -> str:
-        """``f"{interval:.2f}"`` is "1.35 [1.20, 1.52]", and "undefined" where the value is; without a spec as ``str``."""
+        """``f"{interval:.2f}"`` is "1.35 [1.20, 1.52]", and "undefined" where the value is; no spec is ``str``."""
         if not spec:
             return str(self)
         if np.isnan(self.value):

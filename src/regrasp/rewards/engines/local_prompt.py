@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from regrasp.rewards.engine import EngineError, Request, VideoInput
+from regrasp.rewards.engine import EngineError, Request, RequestTooLong, VideoInput
 from regrasp.rewards.engines.frames import (
     TICKS_PER_S,
     duration_ticks,
@@ -140,6 +140,22 @@ def _video_options(processor: Any) -> dict[str, Any]:  # noqa: ANN401 - every mo
     valid = getattr(getattr(processor, "video_processor", None), "valid_kwargs", None)
     known = getattr(valid, "__annotations__", {})
     return {"cap_pixels_per_frame": False} if "cap_pixels_per_frame" in known else {}
+
+
+def too_long(request: Request, tokens: int, holds: str, *, mend: str = "") -> RequestTooLong:
+    """Return the error of a request that does not fit a model's context.
+
+    Args:
+        request: What was asked.
+        tokens: Of its prompt.
+        holds: What holds how many, in words.
+        mend: What may be changed besides the request.
+    """
+    frames = sum(len(video.frames) for video in request.videos)
+    return RequestTooLong(
+        f"{request.id!r} takes {tokens} tokens for {frames} frames and the text, and up to {request.max_tokens} for the"
+        f" reply; {holds}. Lower the number of frames, their size or the tokens of a reply{mend}."
+    )
 
 
 def score_ids(tokenizer: Any, request: Request, model: str) -> dict[str, int]:  # noqa: ANN401 - any of transformers

@@ -17,9 +17,9 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from regrasp.core.errors import ConfigError, one_line
-from regrasp.rewards.engine import Capabilities, EngineError, EngineUnavailable, Reply, Request, RequestTooLong
+from regrasp.rewards.engine import Capabilities, EngineError, EngineUnavailable, Reply, Request
 from regrasp.rewards.engines.constrained import Pattern, Vocabulary, Writer
-from regrasp.rewards.engines.local_prompt import LocalPrompt, PromptMaker, model_fingerprint, score_ids
+from regrasp.rewards.engines.local_prompt import LocalPrompt, PromptMaker, model_fingerprint, score_ids, too_long
 from regrasp.rewards.engines.openai_chat import NOT_FINITE_FLAG
 
 log = logging.getLogger(__name__)
@@ -146,14 +146,8 @@ class LoadedModel:
     def prepare(self, request: Request) -> LocalPrompt:
         """Return the inputs of the model for a request; a ``RequestTooLong`` where they do not fit."""
         prompt = self.prompts.make(request, thinking=request.thinking and self.thinks)
-        total = prompt.tokens + request.max_tokens
-        if self.context is not None and total > self.context:
-            frames = sum(len(video.frames) for video in request.videos)
-            raise RequestTooLong(
-                f"{request.id!r} takes {prompt.tokens} tokens for {frames} frames and the text, and up to"
-                f" {request.max_tokens} for the reply; {self._name!r} holds {self.context}. Lower the number of frames,"
-                " their size or the tokens of a reply."
-            )
+        if self.context is not None and prompt.tokens + request.max_tokens > self.context:
+            raise too_long(request, prompt.tokens, f"{self._name!r} holds {self.context}")
         return prompt
 
     def answer(self, request: Request, prompt: LocalPrompt) -> Reply:

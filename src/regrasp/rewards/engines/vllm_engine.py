@@ -28,7 +28,7 @@ from regrasp.rewards.engine import (
     RequestTooLong,
 )
 from regrasp.rewards.engines.frames import expected_stamps, probe_clip
-from regrasp.rewards.engines.local_prompt import PromptMaker, model_fingerprint, score_ids
+from regrasp.rewards.engines.local_prompt import PromptMaker, model_fingerprint, score_ids, too_long
 from regrasp.rewards.engines.openai_probe import QUESTION, UNLIKELY
 from regrasp.rewards.engines.openai_transport import CONTEXT
 from regrasp.rewards.engines.vllm_request import prompt_of, read_output, sampling_fields, with_scores
@@ -129,14 +129,10 @@ class VllmEngine:
             output = [answer async for answer in answers][-1]
         except Exception as error:  # vLLM's classes of errors differ between versions
             raise self._refusal(loaded, request, error) from error
-        total = len(output.prompt_token_ids or ()) + request.max_tokens
-        if total > loaded.context:
-            frames = sum(len(video.frames) for video in request.videos)
-            raise RequestTooLong(
-                f"{request.id!r} takes {total - request.max_tokens} tokens for {frames} frames and the text, and up to"
-                f" {request.max_tokens} for the reply; {self.model!r} holds {loaded.context} here. Lower the number of"
-                " frames, their size or the tokens of a reply, or raise the engine's context."
-            )
+        tokens = len(output.prompt_token_ids or ())
+        if tokens + request.max_tokens > loaded.context:
+            holds = f"{self.model!r} holds {loaded.context} here"
+            raise too_long(request, tokens, holds, mend=", or raise the engine's context")
         return output
 
     def _refusal(self, loaded: "_Loaded", request: Request, error: Exception) -> EngineError:
