@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import logging
 import os
 import shutil
 import signal
@@ -15,11 +14,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
 from regrasp.core.errors import CheckpointError, ConfigError
 from regrasp.learn.loop import TrainConfig, cosine_with_warmup, parameter_groups
 from regrasp.learn.sampler import MixtureSampler
+from regrasp.learn.trackers import check_tracker
 from tests import learn_run
 
 
@@ -124,13 +125,25 @@ def test_a_loss_that_is_no_number_stops_the_run_before_it_is_kept(tmp_path: Path
     assert all(np.isfinite(line.get("loss", 0.0)) for line in lines(tmp_path))
 
 
-def test_it_says_when_tensorboard_is_not_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with caplog.at_level(logging.INFO, logger="regrasp.learn.loop"):
-        learn_run.run(tmp_path, config=dataclasses.replace(learn_run.CONFIG, steps=1))
-    assert "tensorboard is not installed" in caplog.text
+def test_metrics_go_to_the_tracker_that_is_named(tmp_path: Path) -> None:
+    learn_run.run(tmp_path, config=dataclasses.replace(learn_run.CONFIG, tracker="tensorboard"))
+    events = EventAccumulator(str(tmp_path / "trackers/regrasp")).Reload()
+    written = {line["step"]: line["loss"] for line in lines(tmp_path) if "loss" in line}
+    assert {event.step: event.value for event in events.Scalars("loss")} == pytest.approx(written)
+
+
+def test_no_tracker_leaves_metrics_to_the_file_alone(tmp_path: Path) -> None:
+    learn_run.run(tmp_path, config=dataclasses.replace(learn_run.CONFIG, tracker="none"))
+    assert not (tmp_path / "trackers").exists()
+    assert lines(tmp_path)
+
+
+def test_a_tracker_that_cannot_be_had_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"no tracker 'tensorbord'\. Did you mean 'tensorboard'\?"):
+        check_tracker("tensorbord")
+    monkeypatch.setattr("accelerate.tracking.get_available_trackers", lambda: [])
+    with pytest.raises(ConfigError, match=r"'wandb' needs a package .* not installed"):
+        check_tracker("wandb")
 
 
 def test_the_learning_rate_rises_linearly_and_falls_along_a_cosine() -> None:

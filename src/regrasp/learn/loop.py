@@ -5,9 +5,7 @@ checkpoint the model is judged on held-out data and its whole state is kept, so 
 resumed gives the losses and the weights of a run that was not.
 """
 
-import importlib.util
 import json
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,15 +14,16 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from regrasp.core.errors import ConfigError
+from regrasp.learn.trackers import NONE, check_tracker, start_trackers
 from regrasp.learn.training_state import Position, StateStore
 
-log = logging.getLogger(__name__)
 _APART = 1_000_003  # between the seeds of processes, which must not draw the same noise for their parts of a batch
 
 
@@ -56,6 +55,8 @@ class TrainConfig:
     """Steps that one line of metrics.jsonl averages; divides ``checkpoint_every``."""
     seed: int = 0
     """For everything random."""
+    tracker: str = NONE
+    """Where metrics go beside metrics.jsonl: a tracker of accelerate's, such as tensorboard, wandb or mlflow."""
 
     def __post_init__(self) -> None:
         """Refuse settings out of range."""
@@ -167,16 +168,14 @@ class _Run:
         folder: Path,
         cpu: bool,
     ) -> None:
-        trackers = _trackers()
         self.accelerator = Accelerator(
             mixed_precision=config.mixed_precision,
             gradient_accumulation_steps=config.gradient_accumulation,
             cpu=cpu,
-            log_with=trackers or None,
-            project_dir=str(folder),
+            log_with=check_tracker(config.tracker) or None,
+            project_config=ProjectConfiguration(str(folder), logging_dir=str(folder / "trackers")),
         )
-        if trackers:
-            self.accelerator.init_trackers("trackers")
+        start_trackers(self.accelerator, config, folder)
         torch.manual_seed(config.seed + _APART * self.accelerator.process_index)
         optimizer = torch.optim.AdamW(
             parameter_groups(model, config.weight_decay), lr=config.learning_rate, betas=config.betas
@@ -283,10 +282,3 @@ class _Run:
         with (self.folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": self.position.step, **line}) + "\n")
         self.accelerator.log(dict(values), step=self.position.step)
-
-
-def _trackers() -> list[Any]:  # names, in the type that accelerate asks for
-    if importlib.util.find_spec("tensorboard") is not None:
-        return ["tensorboard"]
-    log.info("tensorboard is not installed; metrics go to metrics.jsonl alone.")
-    return []

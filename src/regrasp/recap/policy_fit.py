@@ -9,6 +9,7 @@ import numpy as np
 
 from regrasp.core.errors import ConfigError
 from regrasp.learn.processes import first_before_others, launched
+from regrasp.learn.trackers import check_tracker
 from regrasp.recap.fit_folder import TRAINING, claimed
 from regrasp.recap.policy_episodes import PolicyEpisodes, find_policy_episodes, held_out_groups, read_labels
 from regrasp.recap.policy_output import fit_settings, next_steps, report_lines, save_policy
@@ -81,6 +82,8 @@ class PolicyFitConfig(Selection):
     """Steps between checkpoints, each with an evaluation on the held-out episodes."""
     seed: int = 0
     """Decides the held-out episodes, the first weights and the order of frames."""
+    tracker: str = "tensorboard"
+    """Where metrics go beside metrics.jsonl: a tracker that accelerate knows (wandb, mlflow, trackio, ...), or none."""
     image_cache_gib: float = 2.0
     """The greatest size of the images kept on disk; above it they are read from the videos."""
     workers: int | None = None
@@ -176,6 +179,7 @@ def _check(config: PolicyFitConfig) -> None:
         raise ConfigError("--guidance-scale needs a conditioned policy. Mend: name its labels with --labels TAG.")
     if config.resume and config.overwrite:
         raise ConfigError("--resume goes on with what --overwrite would remove. Mend: give one of them.")
+    check_tracker(config.tracker)
 
 
 def _prepare(config: PolicyFitConfig, found: PolicyEpisodes, cameras: tuple[str, ...], folder: Path) -> Prepared:
@@ -254,6 +258,7 @@ def _train(config: PolicyFitConfig, prepared: Prepared, folder: Path) -> "TrainR
         checkpoint_every=config.checkpoint_every,
         log_every=int(np.gcd(config.checkpoint_every, 20)),
         seed=config.seed,
+        tracker=config.tracker,
     )
     result = train(
         prepared.policy,

@@ -10,6 +10,7 @@ import numpy as np
 
 from regrasp.core.errors import ConfigError
 from regrasp.data.dataset import Dataset
+from regrasp.learn.trackers import check_tracker
 from regrasp.recap.fit_folder import claimed
 from regrasp.recap.selection import Selection, StageResult, next_command, open_datasets
 from regrasp.recap.value_data import (
@@ -65,6 +66,8 @@ class ValueFitConfig(Selection):
     """Steps between checkpoints, each with an evaluation on the held-out episodes."""
     seed: int = 0
     """Decides the held-out episodes, the first weights and the order of frames."""
+    tracker: str = "tensorboard"
+    """Where metrics go beside metrics.jsonl: a tracker that accelerate knows (wandb, mlflow, trackio, ...), or none."""
     image_cache_gib: float = 2.0
     """The greatest size of the images kept on disk; above it frames are thinned out, or read from the videos."""
     workers: int | None = None
@@ -132,6 +135,7 @@ def _check(config: ValueFitConfig) -> None:
         raise ConfigError("--cameras none with --no-state leaves the task text alone. Mend: leave one of them out.")
     if config.resume and config.overwrite:
         raise ConfigError("--resume goes on with what --overwrite would remove. Mend: give one of them.")
+    check_tracker(config.tracker)
 
 
 def _check_inputs(config: ValueFitConfig, datasets: list[Dataset], cameras: tuple[str, ...]) -> None:
@@ -262,6 +266,7 @@ def _train_config(config: ValueFitConfig) -> "TrainConfig":
         checkpoint_every=config.checkpoint_every,
         log_every=int(np.gcd(config.checkpoint_every, 20)),
         seed=config.seed,
+        tracker=config.tracker,
     )
 
 
