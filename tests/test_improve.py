@@ -7,7 +7,9 @@ import os
 import random
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,13 +17,14 @@ import yaml
 import regrasp.learn.loop
 import regrasp.models.flow_policy  # noqa: F401 - loaded before processes fork, which then need not load it again
 from regrasp.core.errors import ConfigError
+from regrasp.recap.advantages import AdvantagesConfig
 from regrasp.recap.improve import ImproveConfig, run
 from regrasp.recap.run_folder import RunFolder
 from regrasp.recap.selection import StageResult
 from tests.datasets import EpisodeSpec, write_dataset
 
 POLICY = {"steps": 8, "batch_size": 16, "checkpoint_every": 4, "hidden_dim": 16, "chunk_size": 8, "holdout": 0}
-ONLINE = {
+ONLINE: dict[str, Any] = {
     "environment": {"name": "metaworld:reach-v3", "max_episode_steps": 40, "copies": 4},
     "demos": {"mix": "clean", "episodes": 4, "keep": "all"},
     "rollout": {"episodes": 6},
@@ -125,6 +128,24 @@ def test_only_what_depends_on_a_change_is_to_do(undisturbed: Path, tmp_path: Pat
         "evaluate recap_round1_b1_positive_t0.5",
         "evaluate recap_round1_b1_negative_t0.5",
     }
+
+
+def test_defaults_count_as_settings_and_the_machine_does_not(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    spelled = {**ONLINE, "advantages": {"lookahead": 8, "positive_fraction": 0.4, "demos_positive": True}}
+    spelled["value"] = {"fit": ONLINE["value"]["fit"] | {"tracker": "none", "threads": 2}, "predict": {"workers": 1}}
+    write_recipe(tmp_path, spelled)
+    (tmp_path / "run").symlink_to(undisturbed / "run")
+    assert plan(tmp_path) == dict.fromkeys(STAGES, "cached")
+
+    @dataclass(frozen=True, kw_only=True)
+    class OtherDefault(AdvantagesConfig):
+        demos_positive: bool = False
+
+    monkeypatch.setattr("regrasp.recap.advantages.AdvantagesConfig", OtherDefault)
+    assert plan(undisturbed)["advantages round1"] == "to do"
+    assert plan(undisturbed)["value predict round1"] == "cached"
 
 
 def test_a_second_round_learns_from_all_the_data_and_from_fresh_weights(tmp_path: Path):

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,8 @@ from regrasp.recap.run_folder import RunFolder
 from regrasp.recap.selection import StageResult, open_entry
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from regrasp.collect.environment import Environment
 
 _DECIDED = {
@@ -46,6 +48,8 @@ _DECIDED = {
 }
 """Settings of stages that follow from the loop."""
 _DECIDED_OF_POLICIES = {"episodes", "weighting"}
+_OF_THE_MACHINE = {"workers", "threads", "device", "debug", "tracker", "image_cache_gib"}
+"""Settings that say how a stage runs and not what it makes."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,7 @@ class Loop:
         config = DemosConfig(**running | settings)
         key = self.run.stage(
             "demos",
-            [environment.model_dump(), self.recipe.demos, settings["seed"]],
+            [environment.model_dump(), _choices(config)],
             [record],
             lambda: record_demos(config),
         )
@@ -182,8 +186,7 @@ class Loop:
         running: dict[str, Any] = {"policy": str(policy.path), "env": self.recipe.environment.name, "record": record}
         running |= self._stepping() | {"workers": self.workers}
         config = RolloutConfig(**running | sampling | settings)
-        depends = [policy.key, self.recipe.environment.model_dump(), self.recipe.rollout, settings["seed"]]
-        depends += sampling.items()
+        depends = [policy.key, self.recipe.environment.model_dump(), _choices(config)]
         key = self.run.stage(f"rollout round{number}", depends, [record], lambda: record_rollouts(config))
         return [*found, self._recorded(name, "rollout", key)]
 
@@ -207,7 +210,7 @@ class Loop:
             self._carry_outcomes()
             return run(config)
 
-        return self._stage(f"returns {tag}", data, self.recipe.returns, [], self._sidecars("returns", tag, data), work)
+        return self._stage(f"returns {tag}", data, _choices(config), [], self._sidecars("returns", tag, data), work)
 
     def values(self, data: list[Part], returns: str, number: int) -> str:
         """Fit a value model from fresh weights, and give every frame a value."""
@@ -220,14 +223,14 @@ class Loop:
         fit = value_fit.ValueFitConfig(**selection | fixed | settings)
         made = [output / "config.json", output / "model.safetensors"]
         fitted = self._stage(
-            f"value fit {tag}", data, sections.fit, [returns], made, lambda: value_fit.run(fit), [output]
+            f"value fit {tag}", data, _choices(fit), [returns], made, lambda: value_fit.run(fit), [output]
         )
         settings = self.settings("value predict", sections.predict, value_predict.ValuePredictConfig)
         fixed = {"checkpoint": output, "tag": tag, "workers": self._decoders, "overwrite": True}
         predict = value_predict.ValuePredictConfig(**selection | fixed | settings)
         made = self._sidecars("values", tag, data)
         work = lambda: value_predict.run(predict)  # noqa: E731 - as short as the others
-        return self._stage(f"value predict {tag}", data, sections.predict, [fitted], made, work)
+        return self._stage(f"value predict {tag}", data, _choices(predict), [fitted], made, work)
 
     def labels(self, data: list[Part], values: str, number: int) -> str:
         """Label every frame by its advantage."""
@@ -238,7 +241,7 @@ class Loop:
         fixed = {"returns": tag, "values": tag, "tag": tag, "overwrite": True}
         config = AdvantagesConfig(**self._selection(data, tag) | fixed | settings)
         made = self._sidecars("advantages", tag, data)
-        return self._stage(f"advantages {tag}", data, self.recipe.advantages, [values], made, lambda: run(config))
+        return self._stage(f"advantages {tag}", data, _choices(config), [values], made, lambda: run(config))
 
     # --- policies
 
@@ -278,7 +281,7 @@ class Loop:
         config = PolicyFitConfig(**self._selection(data, name) | always | settings | fixed)
         made = [output / "regrasp.json", output / "model.safetensors"]
         key = self._stage(
-            f"policy fit {name}", data, [self.recipe.policy.fit, fixed], [labels], made, lambda: run(config), [output]
+            f"policy fit {name}", data, [_choices(config), fixed], [labels], made, lambda: run(config), [output]
         )
         conditioned = "labels" in fixed and "weighting" not in fixed
         policy = TrainedPolicy(name=name, title=title, path=output, key=key, conditioned=conditioned, round=number)
@@ -332,13 +335,13 @@ class Loop:
         self,
         name: str,
         data: list[Part],
-        section: object,
+        choices: object,
         inputs: list[str | None],
         makes: list[Path],
         work: Callable[[], StageResult],
         owns: Sequence[Path] = (),
     ) -> str:
-        depends = [[part.key for part in data], section, inputs, self.recipe.seed]
+        depends = [[part.key for part in data], choices, inputs, self.recipe.seed]
         return self.run.stage(name, depends, makes, work, owns)
 
     def settings(self, command: str, section: dict[str, Any], config_type: type) -> dict[str, Any]:
@@ -385,3 +388,10 @@ class Loop:
     def _stepping(self) -> dict[str, Any]:
         environment = self._required_environment()
         return {"max_episode_steps": environment.max_episode_steps, "copies": environment.copies}
+
+
+def _choices(config: "DataclassInstance") -> dict[str, Any]:
+    """A stage's settings, defaults among them, as far as they decide what it makes and do not follow from the loop."""
+    found = asdict(config)
+    kept = {name: value for name, value in found.items() if name not in _DECIDED | _OF_THE_MACHINE}
+    return json.loads(json.dumps(kept, default=str))
