@@ -67,26 +67,38 @@ class EpisodeRecord:
         return len(self.actions)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """One chunk of N actions in a group of B episodes."""
+
+    before: Observation
+    """What each episode showed before it, [B, ...]."""
+    actions: np.ndarray
+    """float32 [B, N, A]; episode b ran its first ``result.count[b]`` of them."""
+    result: ChunkResult
+    """What they gave; copies without an episode have rows of zeros at the end."""
+    after: Observation
+    """What each episode shows now, [B, ...]; one that has ended, its last observation."""
+
+
 class _Running:
     """The frames so far of one episode."""
 
-    def __init__(self, seed: int, first: Observation) -> None:
-        self.seed, self.now, self.ended, self.success = seed, first, False, False
+    def __init__(self, seed: int) -> None:
+        self.seed, self.success = seed, False
         self._seen: list[Observation] = []
         self._actions: list[np.ndarray] = []
         self._rewards: list[np.ndarray] = []
 
-    def add(self, actions: np.ndarray, result: ChunkResult, row: int) -> None:
+    def add(self, chunk: Chunk, row: int) -> None:
         """Take over the steps that one chunk gave."""
-        count = int(result.count[row])
+        result, count = chunk.result, int(chunk.result.count[row])
         if count == 0:
             return
-        after = {key: value[row, :count] for key, value in result.observations.items()}
-        self._seen.append({key: np.concatenate((self.now[key][None], value[:-1])) for key, value in after.items()})
-        self._actions.append(actions[row, :count])
+        after = {key: value[row, : count - 1] for key, value in result.observations.items()}
+        self._seen.append({key: np.concatenate((chunk.before[key][row][None], value)) for key, value in after.items()})
+        self._actions.append(chunk.actions[row, :count])
         self._rewards.append(result.rewards[row, :count])
-        self.now = {key: value[-1] for key, value in after.items()}
-        self.ended = bool(result.ended[row])
         self.success = bool(result.success[row].any())
 
     def record(self, notes: dict[str, str]) -> EpisodeRecord:
@@ -94,7 +106,7 @@ class _Running:
         actions = np.concatenate(self._actions)
         return EpisodeRecord(
             seed=self.seed,
-            observations={key: np.concatenate([part[key] for part in self._seen]) for key in self.now},
+            observations={key: np.concatenate([part[key] for part in self._seen]) for key in self._seen[0]},
             actions=actions,
             rewards=np.concatenate(self._rewards),
             success=self.success,
@@ -118,19 +130,43 @@ def run_episodes(environment: Environment, policy: RolloutPolicy, seeds: Sequenc
 
 def run_group(environment: Environment, policy: RolloutPolicy, seeds: Sequence[int]) -> list[EpisodeRecord]:
     """Run at most B episodes together until the last one ends, and return them in the order of ``seeds``."""
-    idle = environment.copies - len(seeds)
-    first = environment.reset([*seeds, *[None] * idle])
-    policy.reset(seeds)
-    running = [_Running(seed, {key: value[row] for key, value in first.items()}) for row, seed in enumerate(seeds)]
-    while not all(episode.ended for episode in running):
-        seen = {key: np.stack([episode.now[key] for episode in running]) for key in first}
-        actions = _checked(policy.act(seen), environment, len(seeds))
-        padded = np.concatenate((actions, np.zeros((idle, *actions.shape[1:]), np.float32)))
-        result = environment.step(padded)
+    running = [_Running(seed) for seed in seeds]
+    for chunk in run_chunks(environment, policy, seeds):
         for row, episode in enumerate(running):
-            episode.add(padded, result, row)
+            episode.add(chunk, row)
     notes = policy.notes() if isinstance(policy, Annotating) else [{} for _ in seeds]
     return [episode.record(note) for episode, note in zip(running, notes, strict=True)]
+
+
+def run_chunks(environment: Environment, policy: RolloutPolicy, seeds: Sequence[int]) -> Iterator[Chunk]:
+    """Run at most B episodes together, one for each seed, and yield every chunk until the last episode ends.
+
+    Raises:
+        ConfigError: the policy's actions do not fit the environment.
+    """
+    episodes, idle = len(seeds), environment.copies - len(seeds)
+    first = environment.reset([*seeds, *[None] * idle])
+    policy.reset(seeds)
+    seen = {key: value[:episodes].copy() for key, value in first.items()}
+    ended = np.zeros(episodes, bool)
+    while not ended.all():
+        actions = _checked(policy.act({key: value.copy() for key, value in seen.items()}), environment, episodes)
+        padded = np.concatenate((actions, np.zeros((idle, *actions.shape[1:]), np.float32)))
+        result = environment.step(padded)
+        after = {
+            key: _last(value[:episodes], result.count[:episodes], seen[key])
+            for key, value in result.observations.items()
+        }
+        yield Chunk(before=seen, actions=padded[:episodes], result=result, after=after)
+        seen, ended = after, ended | result.ended[:episodes]
+
+
+def _last(after: np.ndarray, count: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """Return what episodes show [B, ...] after ``count`` [B] of the steps ``after`` [B, N, ...]."""
+    last = before.copy()
+    ran = np.flatnonzero(count)
+    last[ran] = after[ran, count[ran] - 1]
+    return last
 
 
 def _checked(actions: np.ndarray, environment: Environment, episodes: int) -> np.ndarray:
