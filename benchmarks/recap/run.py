@@ -25,8 +25,8 @@ STEPS = 200
 """An episode's time limit, in steps."""
 
 
-def run(task: str, seed: int, rounds: int, output: Path) -> str:
-    """Run one task and seed; what to print of it."""
+def run(task: str, seed: int, rounds: int, output: Path) -> bool:
+    """Run one task and seed, and say how it went; whether it came to its end."""
     folder = output / task / str(seed)
     folder.parent.mkdir(parents=True, exist_ok=True)
     recipe = yaml.safe_load((HERE / "recipe.yaml").read_text())
@@ -38,7 +38,8 @@ def run(task: str, seed: int, rounds: int, output: Path) -> str:
     threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
     with folder.with_suffix(".log").open("w") as log:
         code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | threads).returncode
-    return f"{task}, seed {seed}: {'done' if code == 0 else f'failed with {code}, see {log.name}'}"
+    print(f"{task}, seed {seed}: {'done' if code == 0 else f'failed with {code}, see {log.name}'}", flush=True)
+    return code == 0
 
 
 def main() -> None:
@@ -51,8 +52,9 @@ def main() -> None:
     options = parser.parse_args()
     with ThreadPoolExecutor(options.jobs) as pool:
         each = [(task, seed) for seed in options.seeds for task in options.tasks]
-        for said in pool.map(lambda one: run(*one, options.rounds, options.output), each):
-            print(said, flush=True)
+        ended = list(pool.map(lambda one: run(*one, options.rounds, options.output), each))
+    if not all(ended):
+        sys.exit(f"{ended.count(False)} of {len(ended)} runs failed.")
 
 
 if __name__ == "__main__":
