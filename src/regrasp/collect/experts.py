@@ -59,6 +59,7 @@ SLOW = Style(name="slow", gain=0.5, bias=0.003, noise=0.1, pause=0.02)
 OFFSET = Style(name="offset", offset=(0.014, 0.0, 0.0), bias=0.004, gain=0.7, noise=0.1, noise_steps=15.0)
 HESITANT = Style(name="hesitant", gain=0.75, bias=0.003, noise=0.05, pause=0.05)
 BESIDE = Style(name="beside", offset=(0.014, 0.0, 0.0), bias=0.004, gain=0.8, noise=0.05, noise_steps=15.0)
+FAR_BESIDE = Style(name="far beside", offset=(0.018, 0.0, 0.0), bias=0.004, gain=0.8, noise=0.05, noise_steps=15.0)
 SHAKY = Style(name="shaky", bias=0.008, noise=0.4, noise_steps=8.0)
 CARELESS = Style(name="careless", bias=0.014, noise=0.2, noise_steps=8.0)
 
@@ -68,10 +69,12 @@ MIXES: dict[str, Mix] = {
     "offset": Mix(styles=(GOOD, OFFSET), weights=(1.0, 3.0)),
     "slow": Mix(styles=(GOOD, SLOW, OFFSET), weights=(1.0, 4.0, 3.0)),
     "hesitant": Mix(styles=(GOOD, HESITANT, BESIDE), weights=(1.0, 3.0, 4.0)),
+    "biased": Mix(styles=(GOOD, HESITANT, FAR_BESIDE), weights=(1.0, 2.0, 5.0)),
 }
 """Mixes by name. ``shaky``: errors of zero mean, which a policy averages away by itself. ``offset``: most err to one
 side, so that imitation copies the error. ``slow``: most succeed but take long, in the tasks in which a slow hand can.
-``hesitant``: three in eight pause and half err to one side, and succeed in most tasks; the demo's."""
+``hesitant``: three in eight pause and half err to one side, and succeed in most tasks; the demo's. ``biased``: five in
+eight err so far to one side that many of their attempts fail and imitation of the rest does too; the benchmark's."""
 
 
 def find_mix(name: str) -> Mix:

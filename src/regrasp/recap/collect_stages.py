@@ -69,7 +69,7 @@ class DemosConfig(RunSettings):
     episodes: int = 40
     """Demonstrations to record."""
     mix: str = "slow"
-    """The experts' quality: clean, shaky, offset, slow or hesitant."""
+    """The experts' quality: clean, shaky, offset, slow, hesitant or biased."""
     keep: Literal["successes", "all"] = "successes"
     """Which attempts become demonstrations. Every demonstration counts as a success later, a failed one too."""
     cameras: tuple[str, ...] = ()
