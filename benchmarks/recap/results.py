@@ -82,15 +82,16 @@ def sure(values: np.ndarray) -> Interval:
     return interval(values[0], values[1:])
 
 
-def compare(ours: Method, theirs: Method) -> tuple[str, ...]:
-    """One row: ratio of throughputs, ratio of failures, difference of success, over tasks and seeds."""
-    keys = set(ours.cells) & set(theirs.cells)
+def compare(ours: Method, theirs: Method, only: str | None = None) -> tuple[str, ...]:
+    """One row: ratio of throughputs, ratio of failures, difference of success, over tasks (or one) and seeds."""
+    keys = {key for key in set(ours.cells) & set(theirs.cells) if only in (None, key[0])}
     tasks = sorted({task for task, _ in keys})
     a, b = ({key: method.cells[key] for key in keys} for method in (ours, theirs))
     pairs = [(resampled(a, task), resampled(b, task)) for task in tasks]
     mean: Callable[[int, int], np.ndarray] = lambda side, part: np.mean([pair[side][part] for pair in pairs], axis=0)  # noqa: E731
     speed = np.exp(np.mean([np.log(one[1] / other[1]) for one, other in pairs], axis=0))
-    failures = (1 - mean(0, 0)) / (1 - mean(1, 0))
+    with np.errstate(divide="ignore", invalid="ignore"):  # no failure at all in a draw
+        failures = (1 - mean(0, 0)) / (1 - mean(1, 0))
     cells = f"{sure(speed):.2f}", f"{sure(failures):.2f}", f"{sure(mean(0, 0) - mean(1, 0)):+.3f}"
     return ours.name, theirs.name, f"{ours.noise:g}", str(len(keys)), *cells
 
@@ -106,19 +107,42 @@ def comparable(ours: Method, theirs: Method) -> bool:
     return theirs.round < ours.round and theirs.name.split("β")[-1] == ours.name.split("β")[-1]
 
 
+def by_task(methods: list[Method], beta: float) -> str:
+    """RECAP at one beta and the least noise beside every baseline, task by task."""
+    noise = min(method.noise for method in methods)
+    ours = [m for m in methods if m.noise == noise and m.name.startswith("RECAP") and m.name.endswith(f"β {beta:g}")]
+    rows = [("task", "policy", "beside", "seeds", "throughput ×", "failures ×", "success +")]
+    for task in sorted({task for method in methods for task in method.tasks}):
+        for mine in ours:
+            for other in methods:
+                if comparable(mine, other) and task in mine.tasks and task in other.tasks:
+                    first, second, _, seeds, *cells = compare(mine, other, task)
+                    rows.append((task, first, second, seeds, *cells))
+    return markdown_table(rows)
+
+
 def per_task(methods: list[Method], task: str) -> str:
-    """One task's table."""
-    rows = [("policy", "noise", "seeds", "success", "successes per 1000 steps")]
-    for method in methods:
-        cells = {key: cell for key, cell in method.cells.items() if key[0] == task}
-        if cells:
-            rate, speed = (sure(values) for values in resampled(cells, task))
-            rows.append((method.name, f"{method.noise:g}", str(len(cells)), f"{rate:.3f}", f"{speed:.2f}"))
+    """One task's policies, a row each, with both noise scales."""
+    here = [method for method in methods if task in method.tasks]
+    noises = sorted({method.noise for method in here})
+    titles = [f"{what}, noise {noise:g}" for noise in noises for what in ("success", "per 1000 steps")]
+    rows: list[tuple[str, ...]] = [("policy", "seeds", *titles)]
+    for name in dict.fromkeys(method.name for method in sorted(here, key=lambda method: (method.round, method.name))):
+        found = {method.noise: method.cells for method in here if method.name == name}
+        cells: list[str] = []
+        for noise in noises:
+            if noise not in found:
+                cells += ["", ""]
+                continue
+            rate, speed = (sure(values) for values in resampled(found[noise], task))
+            cells += [f"{rate:.3f}", f"{speed:.2f}"]
+        seeds = {seed for of in found.values() for one, seed in of if one == task}
+        rows.append((name, str(len(seeds)), *cells))
     return markdown_table(rows)
 
 
 def sections(folder: Path, guidance: list[float]) -> str:
-    """The comparison over all tasks and seeds, and each task's policies."""
+    """The comparison over all tasks and seeds, task by task, and each task's policies."""
     methods = read(folder)
     if not methods:
         raise SystemExit(f"There is no finished run in '{folder}'. Mend: python benchmarks/recap/run.py")
@@ -126,6 +150,7 @@ def sections(folder: Path, guidance: list[float]) -> str:
     ours = [m for beta in guidance for m in methods if m.name.startswith("RECAP") and m.name.endswith(f"β {beta:g}")]
     rows += [compare(mine, other) for mine in ours for other in methods if comparable(mine, other)]
     parts = ["### Over all tasks and seeds", markdown_table(rows)]
+    parts += [f"### RECAP at β {guidance[0]:g} beside the others, task by task", by_task(methods, guidance[0])]
     for task in sorted({task for method in methods for task in method.tasks}):
         parts += [f"### {task}", per_task(methods, task)]
     return "\n\n".join(parts)
