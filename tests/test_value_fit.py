@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from regrasp.core.errors import ConfigError, NonFiniteData, SidecarError, StorageError, VideoError
+from regrasp.core.errors import CheckpointError, ConfigError, NonFiniteData, SidecarError, StorageError, VideoError
 from regrasp.core.scale import ReturnScale
 from regrasp.data.dataset import open_dataset
 from regrasp.data.frames import iter_episode_frames
@@ -22,7 +22,18 @@ from regrasp.recap.value_predict import ValuePredictConfig
 from regrasp.recap.value_predict import run as run_predict
 from regrasp.rl.categorical import two_hot
 from tests.datasets import EpisodeSpec, edit_parquet
-from tests.value_runs import CAMERA, DEMOS, LENGTHS, ROLLOUTS, dataset, fit, fit_config, nothing, with_returns
+from tests.value_runs import (
+    CAMERA,
+    DEMOS,
+    LENGTHS,
+    ROLLOUTS,
+    dataset,
+    fit,
+    fit_config,
+    nothing,
+    with_objects,
+    with_returns,
+)
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -61,6 +72,48 @@ def test_a_state_that_tells_the_frames_left_beats_the_clock(tmp_path: Path) -> N
         "calibration.png",
     }
     assert all(path.stat().st_size > 0 for path in result.written)
+
+
+def test_what_a_simulator_knows_of_its_objects_is_seen(tmp_path: Path) -> None:
+    demos = with_objects(dataset(tmp_path / "demos", camera_kind="none", cameras={}, state=nothing))
+    with_returns(demos)
+    quick = {"steps": 120, "checkpoint_every": 40, "batch_size": 32, "learning_rate": 3e-3, "ema_decay": None}
+    result = fit(tmp_path / "run", demos, **quick)
+    assert record(tmp_path / "run")["verdict"]["beats_baselines"]
+    checkpoint = load_value_checkpoint(tmp_path / "run")
+    assert checkpoint.vectors == ["observation.state", "observation.environment_state"]
+    assert checkpoint.state_dim == 4 + 2
+    assert any("state: observation.state, observation.environment_state;" in line for line in result.lines)
+    run_predict(ValuePredictConfig(demos=(demos,), checkpoint=tmp_path / "run", tag="v", workers=1))
+    values = pq.read_table(demos / "meta/values_v.parquet")["value"].to_numpy()
+    returns = pq.read_table(demos / "meta/returns_base.parquet")["return"].to_numpy()
+    assert np.corrcoef(values, returns)[0, 1] > 0.95
+
+    plain = dataset(tmp_path / "plain", camera_kind="none", cameras={})
+    with pytest.raises(CheckpointError, match=r"plain' has no observation.environment_state"):
+        run_predict(ValuePredictConfig(demos=(plain,), checkpoint=tmp_path / "run", tag="v", workers=1))
+
+
+def test_objects_that_only_some_datasets_have_are_left_out_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demos = with_objects(dataset(tmp_path / "demos", camera_kind="none", cameras={}))
+    other = dataset(tmp_path / "other", camera_kind="none", cameras={}, episodes=ROLLOUTS)
+    with_returns(demos, rollouts=(other,))
+    fit(tmp_path / "run", demos, rollouts=(other,))
+    assert load_value_checkpoint(tmp_path / "run").vectors == ["observation.state"]
+    assert "other have no observation.environment_state" in capsys.readouterr().err
+
+
+def test_a_checkpoint_from_before_vectors_were_named_sees_the_state(tmp_path: Path) -> None:
+    demos = dataset(tmp_path / "demos", camera_kind="none", cameras={})
+    with_returns(demos)
+    fit(tmp_path / "run", demos)
+    config = record(tmp_path / "run")
+    del config["vectors"]
+    (tmp_path / "run/config.json").write_text(json.dumps(config))
+    assert load_value_checkpoint(tmp_path / "run").vectors == ["observation.state"]
+    run_predict(ValuePredictConfig(demos=(demos,), checkpoint=tmp_path / "run", tag="v", workers=1))
 
 
 def test_a_model_that_sees_nothing_of_use_is_reported_as_such(tmp_path: Path) -> None:
@@ -331,7 +384,7 @@ def test_a_frame_table_finds_each_frame() -> None:
 @pytest.mark.parametrize("kind", ["video", "image"])
 def test_training_sees_the_pixels_that_inference_sees(tmp_path: Path, kind: str) -> None:
     opened = open_dataset(dataset(tmp_path / "demos", camera_kind=kind))
-    rows = [dataset_rows(opened, tmp_path / "rows", with_state=True)]
+    rows = [dataset_rows(opened, tmp_path / "rows", opened.vector_columns(["observation.state"]))]
     offset = opened.index().offset
     episodes = [reference(e, int(offset[e])) for e in range(len(LENGTHS))]
     cached = Images([opened], rows, [CAMERA], (32, 48), tmp_path / "images")
@@ -346,7 +399,7 @@ def test_training_sees_the_pixels_that_inference_sees(tmp_path: Path, kind: str)
 
 def test_a_cache_of_another_size_is_not_used_and_goes(tmp_path: Path) -> None:
     opened = open_dataset(dataset(tmp_path / "demos"))
-    rows = [dataset_rows(opened, tmp_path / "rows", with_state=False)]
+    rows = [dataset_rows(opened, tmp_path / "rows", [])]
     episode = reference(0, 0)
     for size in ((32, 32), (48, 48)):
         images = Images([opened], rows, [CAMERA], size, tmp_path / "images")
@@ -369,7 +422,7 @@ def test_reading_from_the_videos_learns_what_the_cache_would(tmp_path: Path) -> 
 
 def test_state_statistics_are_those_of_the_training_frames(tmp_path: Path) -> None:
     opened = open_dataset(dataset(tmp_path / "demos", camera_kind="none", cameras={}))
-    rows = [dataset_rows(opened, tmp_path / "rows", with_state=True)]
+    rows = [dataset_rows(opened, tmp_path / "rows", opened.vector_columns(["observation.state"]))]
     offset = opened.index().offset
     episodes = [reference(e, int(offset[e])) for e in (1, 3)]
     mean, deviation = state_statistics(rows, episodes)

@@ -1,15 +1,17 @@
 """Small datasets with returns, and value fits on them that take a second or two."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from regrasp.recap.returns import ReturnsConfig
 from regrasp.recap.returns import run as run_returns
 from regrasp.recap.value_fit import ValueFitConfig
 from regrasp.recap.value_fit import run as run_fit
-from tests.datasets import EpisodeSpec, write_dataset
+from tests.datasets import EpisodeSpec, edit_info, edit_parquet, write_dataset
 
 CAMERA = "observation.images.top"
 LENGTHS = (22, 30, 26, 18, 34, 24)
@@ -30,6 +32,22 @@ def nothing(episode: int, frame: int, dimension: int) -> np.ndarray:
 def dataset(path: Path, **options: Any) -> Path:
     settings = {"episodes": DEMOS, "cameras": {CAMERA: (48, 64)}, "state": remaining} | options
     return write_dataset(path, **settings)
+
+
+def with_objects(path: Path) -> Path:
+    """Add what a simulator knows of its objects to a dataset without video: how many frames are left."""
+
+    def add(table: pa.Table) -> pa.Table:
+        rows = zip(table["episode_index"].to_pylist(), table["frame_index"].to_pylist(), strict=True)
+        left = [[float(LENGTHS[episode] - frame), 1.0] for episode, frame in rows]
+        return table.append_column("observation.environment_state", pa.array(left, pa.list_(pa.float32())))
+
+    for file in sorted((path / "data").rglob("*.parquet")):
+        edit_parquet(file, add)
+    features = json.loads((path / "meta/info.json").read_text())["features"]
+    names = {"dtype": "float32", "shape": [2], "names": None}
+    edit_info(path, features=features | {"observation.environment_state": names})
+    return path
 
 
 def with_returns(*demos: Path, rollouts: tuple[Path, ...] = (), tag: str = "base", **options: Any) -> None:

@@ -16,6 +16,8 @@ from regrasp.data.index import EpisodeIndex, scan
 from regrasp.data.layout import Layout, read_layout
 
 STATE = "observation.state"
+ENVIRONMENT_STATE = "observation.environment_state"
+"""What a simulator knows of its objects, in LeRobot's words."""
 CORRECTION = "intervention"
 CORRECTION_COLUMNS = ("intervention", "complementary_info.is_intervention", "intervene_flag")
 """Columns that mark the frames a person drove, in the order in which they are believed."""
@@ -103,6 +105,11 @@ class Dataset:
         """The dataset's own column for the run's ``observation.state``."""
         mapped = self.mapped_column(STATE)
         return mapped or (STATE if STATE in self.features or STATE in self.columns else None)
+
+    def vector_columns(self, names: Sequence[str]) -> list[str]:
+        """The dataset's own columns for those of the run's vectors, such as ``observation.state``, that it has."""
+        own = [self.state_key if name == STATE else self.own_column(name) for name in names]
+        return [column for column in own if column is not None and (column in self.columns or column in self.features)]
 
     @property
     def task_column(self) -> str | None:

@@ -88,34 +88,38 @@ class DatasetRows:
         return DatasetRows, (self.timestamps_path, self.states_path)
 
 
-def dataset_rows(dataset: Dataset, folder: Path, *, with_state: bool) -> DatasetRows:
+def dataset_rows(dataset: Dataset, folder: Path, columns: Sequence[str]) -> DatasetRows:
     """Copy a dataset's timestamps and states to ``folder``, or map the copies that are there.
+
+    Args:
+        dataset: What is copied.
+        folder: Where to.
+        columns: Those that make up the state, side by side; none for a state of size 0.
 
     Raises:
         NonFiniteData: A state is NaN or infinite, with dataset, episode, frame and column.
     """
     index = dataset.index()
-    column = dataset.state_key if with_state else None
-    key = digest([index.fingerprint, column])[:12]
+    key = digest([index.fingerprint, *columns])[:12]
     paths = [folder / f"{name}_{key}.npy" for name in ("timestamps", "states")]
     if not all(path.is_file() for path in paths):
-        _copy_rows(dataset, column, paths)
+        _copy_rows(dataset, columns, paths)
     return DatasetRows(*paths)
 
 
-def _copy_rows(dataset: Dataset, column: str | None, paths: list[Path]) -> None:
+def _copy_rows(dataset: Dataset, columns: Sequence[str], paths: list[Path]) -> None:
     index = dataset.index()
     paths[0].parent.mkdir(parents=True, exist_ok=True)
-    stream = dataset.stream(["timestamp", *([column] if column else [])])
+    stream = dataset.stream(["timestamp", *columns])
     temporary = [path.with_name(f".{path.name}.tmp") for path in paths]
-    dimension = _state_dimension(dataset, column)
+    dimension = _state_dimension(dataset, columns)
     timestamps = open_memmap(temporary[0], mode="w+", dtype=np.float64, shape=(index.total,))
     states = open_memmap(temporary[1], mode="w+", dtype=np.float32, shape=(index.total, dimension))
     row = 0
     for position, length in enumerate(index.length.tolist()):
         block = stream.take(length)
         timestamps[row : row + length] = block["timestamp"]
-        states[row : row + length] = state_vectors(dataset, column, position, block)
+        states[row : row + length] = state_vectors(dataset, columns, position, block)
         row += length
     timestamps.flush()
     states.flush()
@@ -123,28 +127,27 @@ def _copy_rows(dataset: Dataset, column: str | None, paths: list[Path]) -> None:
         unnamed.rename(path)
 
 
-def _state_dimension(dataset: Dataset, column: str | None) -> int:
-    if column is None:
-        return 0
-    first = np.asarray(dataset.stream([column]).take(1)[column])
-    return first.reshape(1, -1).shape[1]
+def _state_dimension(dataset: Dataset, columns: Sequence[str]) -> int:
+    first = dataset.stream(columns).take(1) if columns else {}
+    return sum(np.asarray(first[column]).reshape(1, -1).shape[1] for column in columns)
 
 
 def state_vectors(
-    dataset: Dataset, column: str | None, position: int, block: dict[str, np.ndarray]
+    dataset: Dataset, columns: Sequence[str], position: int, block: dict[str, np.ndarray]
 ) -> Float32[np.ndarray, "T S"]:
-    """Return an episode's states as float32 ``[T, S]``, checked; ``[T, 0]`` without a state column.
+    """Return an episode's states as float32 ``[T, S]``, its columns side by side, checked; ``[T, 0]`` without any.
 
     Raises:
         NonFiniteData: One is NaN or infinite, with dataset, episode, frame and column.
     """
     index = dataset.index()
-    if column is None:
-        return np.zeros((int(index.length[position]), 0), dtype=np.float32)
-    values = np.asarray(block[column])
-    values = values.reshape(len(values), -1).astype(np.float32)
-    check_finite(values, column, dataset, int(index.episode_index[position]), index.frames(position))
-    return values
+    parts = [np.zeros((int(index.length[position]), 0), dtype=np.float32)]
+    for column in columns:
+        values = np.asarray(block[column])
+        values = values.reshape(len(values), -1).astype(np.float32)
+        check_finite(values, column, dataset, int(index.episode_index[position]), index.frames(position))
+        parts.append(values)
+    return np.concatenate(parts, axis=1)
 
 
 def state_statistics(

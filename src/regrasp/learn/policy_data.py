@@ -19,14 +19,12 @@ from torch.utils.data import Dataset
 from regrasp.core.errors import DatasetError, listing
 from regrasp.core.provenance import digest
 from regrasp.data import dataset as data
+from regrasp.data.dataset import ENVIRONMENT_STATE, STATE
 from regrasp.learn.episode_rows import DatasetRows, EpisodeRef, FrameTable
 from regrasp.learn.image_cache import Images
 from regrasp.rl.condition import INDICATOR_KEY
 
 ACTION = "action"
-STATE = "observation.state"
-ENVIRONMENT_STATE = "observation.environment_state"
-"""What a simulator knows of its objects, in LeRobot's words."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +41,6 @@ class VectorRows:
     def __reduce__(self) -> tuple[type, tuple[Path]]:
         """Go to another process as a path, and be mapped there."""
         return VectorRows, (self.path,)
-
-
-def has_environment_state(dataset: data.Dataset) -> bool:
-    """Whether a dataset says what its simulator knew of the objects."""
-    return dataset.own_column(ENVIRONMENT_STATE) in dataset.columns
 
 
 def environment_rows(dataset: data.Dataset, folder: Path) -> VectorRows:

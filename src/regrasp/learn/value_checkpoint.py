@@ -10,6 +10,7 @@ from typing import Any
 from regrasp.core.errors import CheckpointError, RegraspError, listing
 from regrasp.core.provenance import VERSION
 from regrasp.core.scale import ScaleSet
+from regrasp.data.dataset import STATE
 from regrasp.data.storage import Transaction
 from regrasp.data.video import RESIZE
 
@@ -51,6 +52,11 @@ class ValueCheckpoint:
     def state_dim(self) -> int:
         """The dimension of the state; 0 without one."""
         return len(self.model["state_mean"])
+
+    @property
+    def vectors(self) -> list[str]:
+        """The vectors that make up the state, such as ``observation.state``, in order."""
+        return list(self.record.get("vectors", [STATE] if self.state_dim else []))
 
     @property
     def warning(self) -> str | None:

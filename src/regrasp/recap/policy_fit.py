@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from regrasp.core.errors import ConfigError
+from regrasp.data.dataset import STATE
 from regrasp.learn.processes import first_before_others, launched
 from regrasp.learn.trackers import check_tracker
 from regrasp.recap.fit_folder import TRAINING, claimed
@@ -201,9 +202,10 @@ def _prepare(config: PolicyFitConfig, found: PolicyEpisodes, cameras: tuple[str,
     )
 
     places = [folder / "rows" / str(place) for place in range(len(found.datasets))]
-    rows = [dataset_rows(d, p, with_state=config.state) for d, p in zip(found.datasets, places, strict=True)]
+    vectors = [STATE] if config.state else []
+    rows = [dataset_rows(d, p, d.vector_columns(vectors)) for d, p in zip(found.datasets, places, strict=True)]
     actions = [action_rows(d, p) for d, p in zip(found.datasets, places, strict=True)]
-    check_states(found.datasets, rows)
+    check_states(found.datasets, rows, vectors)
     check_sizes(found.datasets, actions)
     environment = open_environment_states(found.datasets, places, wanted=config.state)
     images = open_images(config, found, rows, cameras, folder / "images")

@@ -9,23 +9,20 @@ import torch
 from lerobot.configs import FeatureType, PolicyFeature
 
 from regrasp.core.errors import ConfigError, listing
-from regrasp.data.dataset import Dataset
+from regrasp.data.dataset import ENVIRONMENT_STATE, STATE, Dataset
 from regrasp.learn.episode_pool import cores
 from regrasp.learn.episode_rows import DatasetRows
 from regrasp.learn.image_cache import Images
 from regrasp.learn.policy_data import (
     ACTION,
-    ENVIRONMENT_STATE,
-    STATE,
     PolicyFrames,
     VectorRows,
     environment_rows,
-    has_environment_state,
     mixture_moments,
 )
 from regrasp.models.flow_policy import FlowConfig
 from regrasp.recap.policy_episodes import PolicyEpisodes
-from regrasp.recap.selection import tell
+from regrasp.recap.value_data import sees_objects
 from regrasp.report.progress import track
 
 if TYPE_CHECKING:
@@ -49,12 +46,7 @@ def open_environment_states(datasets: Sequence[Dataset], places: Sequence[Path],
     Raises:
         ConfigError: The datasets say it in vectors of different sizes.
     """
-    having = [has_environment_state(dataset) for dataset in datasets]
-    if not wanted or not any(having):
-        return []
-    if not all(having):
-        lacking = listing(dataset.name for dataset, has in zip(datasets, having, strict=True) if not has)
-        tell(f"{lacking} have no {ENVIRONMENT_STATE}; the policy does not see that of the other datasets")
+    if not sees_objects(datasets, wanted=wanted):
         return []
     rows = [environment_rows(dataset, place) for dataset, place in zip(datasets, places, strict=True)]
     check_sizes(datasets, rows, f"an {ENVIRONMENT_STATE}")

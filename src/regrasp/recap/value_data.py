@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 
 from regrasp.core.errors import ConfigError, listing, nearest
 from regrasp.core.scale import ScaleSet
-from regrasp.data.dataset import Dataset
+from regrasp.data.dataset import ENVIRONMENT_STATE, STATE, Dataset
 from regrasp.data.sidecar import Sidecar, open_sidecar
 from regrasp.learn.holdout import stratified_holdout
 from regrasp.recap.advantages import recorded_outcomes
@@ -160,12 +160,26 @@ def choose_cameras(wanted: tuple[str, ...], datasets: list[Dataset]) -> tuple[st
     return cameras
 
 
-def check_states(datasets: Sequence[Dataset], rows: "Sequence[DatasetRows]") -> None:
+def choose_vectors(datasets: Sequence[Dataset], *, wanted: bool) -> tuple[str, ...]:
+    """Return the vectors a model sees: the robot's state, and the simulator's of its objects where all have one."""
+    found = (STATE,) if wanted and any(dataset.vector_columns([STATE]) for dataset in datasets) else ()
+    return (*found, ENVIRONMENT_STATE) if sees_objects(datasets, wanted=wanted) else found
+
+
+def sees_objects(datasets: Sequence[Dataset], *, wanted: bool) -> bool:
+    """Whether every dataset says what its simulator knew of the objects; where only some do, that is told."""
+    lacking = [dataset.name for dataset in datasets if not dataset.vector_columns([ENVIRONMENT_STATE])]
+    if wanted and lacking and len(lacking) < len(datasets):
+        tell(f"{listing(lacking)} have no {ENVIRONMENT_STATE}; the model does not see that of the other datasets")
+    return wanted and not lacking
+
+
+def check_states(datasets: Sequence[Dataset], rows: "Sequence[DatasetRows]", vectors: Sequence[str]) -> None:
     """Refuse datasets whose states do not have one dimension; a ConfigError names each."""
     dimensions = [one.states.shape[1] for one in rows]
     if len(set(dimensions)) > 1:
         found = listing(
-            f"{dataset.name} {dimension or 'none'} ({dataset.state_key or 'no state column'})"
+            f"{dataset.name} {dimension or 'none'} ({listing(dataset.vector_columns(vectors)) or 'no state column'})"
             for dataset, dimension in zip(datasets, dimensions, strict=True)
         )
         raise ConfigError(

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from regrasp.core.errors import ConfigError
-from regrasp.data.dataset import Dataset
 from regrasp.learn.trackers import check_tracker
 from regrasp.recap.fit_folder import claimed
 from regrasp.recap.selection import Selection, StageResult, next_command, open_datasets
@@ -18,6 +17,7 @@ from regrasp.recap.value_data import (
     FitEpisodes,
     check_states,
     choose_cameras,
+    choose_vectors,
     described,
     find_episodes,
     read_targets,
@@ -89,6 +89,7 @@ class _Prepared:
     training: "ValueFrames"
     held_out: "ValueFrames"
     model: Any
+    vectors: tuple[str, ...]
     strides: tuple[int | None, int]
 
 
@@ -104,13 +105,14 @@ def run(config: ValueFitConfig) -> StageResult:
     datasets = open_datasets(config)
     found = find_episodes(datasets, config.returns, config.holdout, config.seed)
     cameras = choose_cameras(config.cameras, datasets)
-    _check_inputs(config, datasets, cameras)
-    settings = fit_settings(config, found, cameras)
+    vectors = choose_vectors(datasets, wanted=config.state)
+    _check_inputs(cameras, vectors)
+    settings = fit_settings(config, found, cameras, vectors)
     claim = claimed(config.output, settings, what="value fit", resume=config.resume, overwrite=config.overwrite)
     with claim as training:
         from regrasp.learn.threads import torch_threads
 
-        prepared = _prepare(config, found, cameras, training)
+        prepared = _prepare(config, found, cameras, vectors, training)
         with torch_threads(config.threads):
             result, predictions = _train(config, prepared, training)
         lines, written = _publish(config, prepared, result, predictions)
@@ -138,16 +140,18 @@ def _check(config: ValueFitConfig) -> None:
     check_tracker(config.tracker)
 
 
-def _check_inputs(config: ValueFitConfig, datasets: list[Dataset], cameras: tuple[str, ...]) -> None:
+def _check_inputs(cameras: tuple[str, ...], vectors: tuple[str, ...]) -> None:
     """Refuse a model that would see the task text alone."""
-    if not cameras and not (config.state and any(dataset.state_key for dataset in datasets)):
+    if not cameras and not vectors:
         raise ConfigError(
             "No dataset has a camera or a state for the value model to see, and the task text alone says nothing of a "
             "frame. Mend: name --cameras, or map a column to observation.state with `keys:` in the recipe."
         )
 
 
-def _prepare(config: ValueFitConfig, found: FitEpisodes, cameras: tuple[str, ...], folder: Path) -> _Prepared:
+def _prepare(
+    config: ValueFitConfig, found: FitEpisodes, cameras: tuple[str, ...], vectors: tuple[str, ...], folder: Path
+) -> _Prepared:
     """Copy rows, decode images, read targets, and build the model with fresh weights."""
     import torch
 
@@ -156,11 +160,9 @@ def _prepare(config: ValueFitConfig, found: FitEpisodes, cameras: tuple[str, ...
     from regrasp.learn.value_objective import ValueFrames
     from regrasp.models.registry import build_value_model, config_to_json, value_model_config
 
-    rows = [
-        dataset_rows(dataset, folder / "rows" / str(place), with_state=config.state)
-        for place, dataset in enumerate(found.datasets)
-    ]
-    check_states(found.datasets, rows)
+    places = [folder / "rows" / str(place) for place in range(len(found.datasets))]
+    rows = [dataset_rows(d, p, d.vector_columns(vectors)) for d, p in zip(found.datasets, places, strict=True)]
+    check_states(found.datasets, rows, vectors)
     training, held_out = found.part(held_out=False), found.part(held_out=True)
     mean, deviation = state_statistics(rows, training)
     size = (config.image_size, config.image_size)
@@ -193,6 +195,7 @@ def _prepare(config: ValueFitConfig, found: FitEpisodes, cameras: tuple[str, ...
         training=ValueFrames(tables[0], targets[0], rows, images),
         held_out=ValueFrames(tables[1], targets[1], rows, images),
         model=build_value_model(config_to_json(model_config)),
+        vectors=vectors,
         strides=(strides.training, strides.held_out),
     )
 
@@ -291,10 +294,14 @@ def _publish(
         prepared.found,
         prepared.model,
         result,
+        vectors=prepared.vectors,
         strides=prepared.strides,
         metrics=metrics,
         baselines=baselines,
         verdict=verdict,
     )
     written += draw_pictures(config.output, prepared.found, held_out, predictions)
-    return report_lines(prepared.found, prepared.images, prepared.strides, result, metrics, baselines, verdict), written
+    lines = report_lines(
+        prepared.found, prepared.images, prepared.vectors, prepared.strides, result, metrics, baselines, verdict
+    )
+    return lines, written

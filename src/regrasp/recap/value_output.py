@@ -30,10 +30,13 @@ _ROWS = (
 )
 
 
-def fit_settings(config: "ValueFitConfig", found: FitEpisodes, cameras: tuple[str, ...]) -> dict[str, Any]:
+def fit_settings(
+    config: "ValueFitConfig", found: FitEpisodes, cameras: tuple[str, ...], vectors: tuple[str, ...]
+) -> dict[str, Any]:
     """Return everything that decides what is learnt."""
     return deciding(config) | {
         "cameras": list(cameras),
+        "vectors": list(vectors),
         "datasets": {d.name: [d.index().fingerprint, d.weight] for d in found.datasets},
         "returns_ids": {d.name: sidecar.id for d, sidecar in zip(found.datasets, found.returns, strict=True)},
     }
@@ -45,6 +48,7 @@ def save(
     model: Any,  # noqa: ANN401 - a ValueModel, which is also a torch module
     result: "TrainResult",
     *,
+    vectors: tuple[str, ...],
     strides: tuple[int | None, int],
     metrics: ValueMetrics,
     baselines: dict[str, ValueMetrics],
@@ -60,7 +64,8 @@ def save(
     record = {
         "tasks": sorted({episode.task for episode in found.episodes}),
         "gamma": found.gamma,
-        "datasets": _dataset_records(found, with_state=config.state),
+        "vectors": list(vectors),
+        "datasets": _dataset_records(found, vectors),
         "mixture": "a dataset is drawn with probability proportional to weight x frames, then a frame uniformly",
         "training": {
             "steps": config.steps,
@@ -89,7 +94,7 @@ def save(
     )
 
 
-def _dataset_records(found: FitEpisodes, *, with_state: bool) -> list[dict[str, Any]]:
+def _dataset_records(found: FitEpisodes, vectors: tuple[str, ...]) -> list[dict[str, Any]]:
     held_out = episodes_by_dataset(found, held_out=True)
     return [
         {
@@ -97,7 +102,7 @@ def _dataset_records(found: FitEpisodes, *, with_state: bool) -> list[dict[str, 
             "source": dataset.source.value,
             "fingerprint": dataset.index().fingerprint,
             "weight": dataset.weight,
-            "state": dataset.state_key if with_state else None,
+            "state": dataset.vector_columns(vectors),
             "returns": {"tag": sidecar.tag, "id": sidecar.id},
             "held_out_episodes": held_out[dataset.name],
         }
@@ -128,6 +133,7 @@ def draw_pictures(output: Path, found: FitEpisodes, held_out: HeldOut, predictio
 def report_lines(
     found: FitEpisodes,
     images: "Images",
+    vectors: tuple[str, ...],
     strides: tuple[int | None, int],
     result: "TrainResult",
     metrics: ValueMetrics,
@@ -147,7 +153,7 @@ def report_lines(
     columns = {"model": metrics, **baselines}
     lines = [
         f"Episodes: {counts[0]} for training, {counts[1]} held out ({names})",
-        f"Cameras: {cameras}; trained on {seen}{how}, datasets drawn in proportion to weight x frames{resumed}",
+        f"Cameras: {cameras}; state: {listing(vectors) or 'none'}; trained on {seen}{how}{resumed}",
         f"Held-out metrics of the best checkpoint (step {result.best_step}), over {judged} of the held-out episodes:",
         f"  {'':<28}" + "".join(f"{name:>14}" for name in columns),
     ]

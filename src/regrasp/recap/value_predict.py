@@ -97,10 +97,11 @@ def _check(config: ValuePredictConfig, checkpoint: ValueCheckpoint, datasets: li
     tasks = sorted({task for dataset in datasets for task in dataset.index().task})
     check_tasks(checkpoint, tasks)
     for dataset in datasets:
-        if checkpoint.state_dim and dataset.state_key is None:
+        lacking = [name for name in checkpoint.vectors if not dataset.vector_columns([name])]
+        if lacking:
             raise CheckpointError(
                 f"The value model in '{checkpoint.folder}' sees a state of {checkpoint.state_dim} numbers, but "
-                f"'{dataset.path}' has no observation.state. Mend: map its column with `keys:` in the recipe."
+                f"'{dataset.path}' has no {listing(lacking)}. Mend: map its column with `keys:` in the recipe."
             )
         missing = [camera for camera in checkpoint.cameras if camera not in dataset.cameras]
         if missing and len(missing) == len(checkpoint.cameras):
@@ -189,16 +190,16 @@ def _jobs(checkpoint: ValueCheckpoint, datasets: list[Dataset], work: Path) -> "
 
     for number, dataset in enumerate(datasets):
         index = dataset.index()
-        column = dataset.state_key if checkpoint.state_dim else None
-        stream = dataset.stream(["timestamp", *([column] if column else [])])
+        columns = dataset.vector_columns(checkpoint.vectors)
+        stream = dataset.stream(["timestamp", *columns])
         for position, length in enumerate(index.length.tolist()):
             block = stream.take(length)
-            states = state_vectors(dataset, column, position, block)
+            states = state_vectors(dataset, columns, position, block)
             if states.shape[1] != checkpoint.state_dim:
                 raise CheckpointError(
                     f"The value model in '{checkpoint.folder}' sees a state of {checkpoint.state_dim} numbers, but "
-                    f"{column!r} of '{dataset.path}' has {states.shape[1]}. Mend: map the right column with `keys:` in "
-                    "the recipe, or fit a model on this dataset."
+                    f"{listing(map(repr, columns))} of '{dataset.path}' has {states.shape[1]}. Mend: map the right "
+                    "column with `keys:` in the recipe, or fit a model on this dataset."
                 )
             path = _episode_path(work, dataset, int(index.episode_index[position]))
             if read_values(path, length) is None:
