@@ -19,7 +19,6 @@ TASKS = {
     "coffee-push-v3": {"mix": "biased", "episodes": 40},
     "push-v3": {"mix": "biased", "episodes": 25},
     "pick-place-wall-v3": {"mix": "biased", "episodes": 40},
-    "shelf-place-v3": {"mix": "biased", "episodes": 40},
 }
 """Tasks, and experts under which imitation succeeded in 60 to 83 % of the episodes on seeds 11 to 13."""
 STEPS = 200
