@@ -107,17 +107,26 @@ def comparable(ours: Method, theirs: Method) -> bool:
     return theirs.round < ours.round and theirs.name.split("β")[-1] == ours.name.split("β")[-1]
 
 
+def recap_at(methods: list[Method], beta: float) -> list[Method]:
+    """RECAP at one beta, in every round and at every noise scale."""
+    return [method for method in methods if method.name.startswith("RECAP") and method.name.endswith(f"β {beta:g}")]
+
+
+def tasks_of(methods: list[Method]) -> list[str]:
+    """The tasks that any of the methods ran."""
+    return sorted({task for method in methods for task in method.tasks})
+
+
 def by_task(methods: list[Method], beta: float) -> str:
     """RECAP at one beta and the least noise beside every baseline, task by task."""
     noise = min(method.noise for method in methods)
-    ours = [m for m in methods if m.noise == noise and m.name.startswith("RECAP") and m.name.endswith(f"β {beta:g}")]
     rows = [("task", "policy", "beside", "seeds", "throughput ×", "failures ×", "success +")]
-    for task in sorted({task for method in methods for task in method.tasks}):
-        for mine in ours:
-            for other in methods:
-                if comparable(mine, other) and task in mine.tasks and task in other.tasks:
-                    first, second, _, seeds, *cells = compare(mine, other, task)
-                    rows.append((task, first, second, seeds, *cells))
+    for task in tasks_of(methods):
+        here = [method for method in methods if method.noise == noise and task in method.tasks]
+        pairs = [(mine, other) for mine in recap_at(here, beta) for other in here if comparable(mine, other)]
+        for mine, other in pairs:
+            first, second, _, seeds, *cells = compare(mine, other, task)
+            rows.append((task, first, second, seeds, *cells))
     return markdown_table(rows)
 
 
@@ -147,11 +156,11 @@ def sections(folder: Path, guidance: list[float]) -> str:
     if not methods:
         raise SystemExit(f"There is no finished run in '{folder}'. Mend: python benchmarks/recap/run.py")
     rows = [("policy", "beside", "noise", "runs", "throughput ×", "failures ×", "success +")]
-    ours = [m for beta in guidance for m in methods if m.name.startswith("RECAP") and m.name.endswith(f"β {beta:g}")]
+    ours = [method for beta in guidance for method in recap_at(methods, beta)]
     rows += [compare(mine, other) for mine in ours for other in methods if comparable(mine, other)]
     parts = ["### Over all tasks and seeds", markdown_table(rows)]
     parts += [f"### RECAP at β {guidance[0]:g} beside the others, task by task", by_task(methods, guidance[0])]
-    for task in sorted({task for method in methods for task in method.tasks}):
+    for task in tasks_of(methods):
         parts += [f"### {task}", per_task(methods, task)]
     return "\n\n".join(parts)
 

@@ -170,7 +170,7 @@ def _append_epoch(
         over = _flags(before.dones)[:, -1].numpy()
         actions = np.where(over[:, None, None], np.float32(0.0), chunk.actions)
         rollout.append_step_result(_step_result(after, torch.from_numpy(actions), versions))
-        rollout.append_transitions(before.obs, after.final_obs or after.obs)
+        rollout.append_transitions(before.obs, after.obs)
         before = after
 
 

@@ -108,8 +108,8 @@ class Dataset:
 
     def vector_columns(self, names: Sequence[str]) -> list[str]:
         """The dataset's own columns for those of the run's vectors, such as ``observation.state``, that it has."""
-        own = [self.state_key if name == STATE else self.own_column(name) for name in names]
-        return [column for column in own if column is not None and (column in self.columns or column in self.features)]
+        own = map(self.own_column, names)
+        return [column for column in own if column in self.columns or column in self.features]
 
     @property
     def task_column(self) -> str | None:

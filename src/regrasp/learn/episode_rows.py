@@ -112,14 +112,14 @@ def _copy_rows(dataset: Dataset, columns: Sequence[str], paths: list[Path]) -> N
     paths[0].parent.mkdir(parents=True, exist_ok=True)
     stream = dataset.stream(["timestamp", *columns])
     temporary = [path.with_name(f".{path.name}.tmp") for path in paths]
-    dimension = _state_dimension(dataset, columns)
+    dimension = vector_size(dataset, columns)
     timestamps = open_memmap(temporary[0], mode="w+", dtype=np.float64, shape=(index.total,))
     states = open_memmap(temporary[1], mode="w+", dtype=np.float32, shape=(index.total, dimension))
     row = 0
     for position, length in enumerate(index.length.tolist()):
         block = stream.take(length)
         timestamps[row : row + length] = block["timestamp"]
-        states[row : row + length] = state_vectors(dataset, columns, position, block)
+        states[row : row + length] = episode_vectors(dataset, columns, position, block)
         row += length
     timestamps.flush()
     states.flush()
@@ -127,15 +127,16 @@ def _copy_rows(dataset: Dataset, columns: Sequence[str], paths: list[Path]) -> N
         unnamed.rename(path)
 
 
-def _state_dimension(dataset: Dataset, columns: Sequence[str]) -> int:
+def vector_size(dataset: Dataset, columns: Sequence[str]) -> int:
+    """Return how many numbers a dataset's columns have side by side, by its first row."""
     first = dataset.stream(columns).take(1) if columns else {}
     return sum(np.asarray(first[column]).reshape(1, -1).shape[1] for column in columns)
 
 
-def state_vectors(
+def episode_vectors(
     dataset: Dataset, columns: Sequence[str], position: int, block: dict[str, np.ndarray]
 ) -> Float32[np.ndarray, "T S"]:
-    """Return an episode's states as float32 ``[T, S]``, its columns side by side, checked; ``[T, 0]`` without any.
+    """Return an episode's columns of numbers side by side as float32 ``[T, S]``, checked; ``[T, 0]`` without any.
 
     Raises:
         NonFiniteData: One is NaN or infinite, with dataset, episode, frame and column.

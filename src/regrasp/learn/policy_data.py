@@ -20,7 +20,7 @@ from regrasp.core.errors import DatasetError, listing
 from regrasp.core.provenance import digest
 from regrasp.data import dataset as data
 from regrasp.data.dataset import ENVIRONMENT_STATE, STATE
-from regrasp.learn.episode_rows import DatasetRows, EpisodeRef, FrameTable
+from regrasp.learn.episode_rows import DatasetRows, EpisodeRef, FrameTable, episode_vectors, vector_size
 from regrasp.learn.image_cache import Images
 from regrasp.rl.condition import INDICATOR_KEY
 
@@ -84,16 +84,12 @@ def _vector_rows(dataset: data.Dataset, column: str, folder: Path, name: str) ->
         return VectorRows(path)
     folder.mkdir(parents=True, exist_ok=True)
     stream = dataset.stream([column])
-    first = np.asarray(dataset.stream([column]).take(1)[column])
     temporary = path.with_name(f".{path.name}.tmp")
-    shape = (index.total, first.reshape(1, -1).shape[1])
+    shape = (index.total, vector_size(dataset, [column]))
     rows = open_memmap(temporary, mode="w+", dtype=np.float32, shape=shape)
     row = 0
     for position, length in enumerate(index.length.tolist()):
-        values = np.asarray(stream.take(length)[column]).reshape(length, -1).astype(np.float32)
-        number = int(index.episode_index[position])
-        data.check_finite(values, column, dataset, number, index.frames(position))
-        rows[row : row + length] = values
+        rows[row : row + length] = episode_vectors(dataset, [column], position, stream.take(length))
         row += length
     rows.flush()
     temporary.rename(path)

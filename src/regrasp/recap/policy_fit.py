@@ -15,7 +15,7 @@ from regrasp.recap.fit_folder import TRAINING, claimed
 from regrasp.recap.policy_episodes import PolicyEpisodes, find_policy_episodes, held_out_groups, read_labels
 from regrasp.recap.policy_output import fit_settings, next_steps, report_lines, save_policy
 from regrasp.recap.selection import Selection, StageResult, open_datasets
-from regrasp.recap.value_data import check_states, choose_cameras
+from regrasp.recap.value_data import choose_cameras, open_states
 from regrasp.report.progress import count_steps
 from regrasp.rl.condition import Negatives
 
@@ -187,7 +187,7 @@ def _prepare(config: PolicyFitConfig, found: PolicyEpisodes, cameras: tuple[str,
     """Copy rows, decode images, read labels, and build the policy with fresh weights."""
     import torch
 
-    from regrasp.learn.episode_rows import FrameTable, dataset_rows
+    from regrasp.learn.episode_rows import FrameTable
     from regrasp.learn.policy_data import PolicyFrames, action_rows
     from regrasp.learn.policy_objective import PolicyObjective
     from regrasp.models.flow_policy import FlowPolicy, make_regrasp_flow_pre_post_processors
@@ -202,10 +202,8 @@ def _prepare(config: PolicyFitConfig, found: PolicyEpisodes, cameras: tuple[str,
     )
 
     places = [folder / "rows" / str(place) for place in range(len(found.datasets))]
-    vectors = [STATE] if config.state else []
-    rows = [dataset_rows(d, p, d.vector_columns(vectors)) for d, p in zip(found.datasets, places, strict=True)]
+    rows = open_states(found.datasets, places, [STATE] if config.state else [])
     actions = [action_rows(d, p) for d, p in zip(found.datasets, places, strict=True)]
-    check_states(found.datasets, rows, vectors)
     check_sizes(found.datasets, actions)
     environment = open_environment_states(found.datasets, places, wanted=config.state)
     images = open_images(config, found, rows, cameras, folder / "images")

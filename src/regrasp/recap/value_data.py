@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -174,8 +175,16 @@ def sees_objects(datasets: Sequence[Dataset], *, wanted: bool) -> bool:
     return wanted and not lacking
 
 
-def check_states(datasets: Sequence[Dataset], rows: "Sequence[DatasetRows]", vectors: Sequence[str]) -> None:
-    """Refuse datasets whose states do not have one dimension; a ConfigError names each."""
+def open_states(datasets: Sequence[Dataset], places: Sequence[Path], vectors: Sequence[str]) -> "list[DatasetRows]":
+    """Copy each dataset's timestamps and vectors to its place, or map the copies that are there.
+
+    Raises:
+        ConfigError: The vectors do not have one dimension in all; each is named.
+        NonFiniteData: A number is NaN or infinite, with dataset, episode, frame and column.
+    """
+    from regrasp.learn.episode_rows import dataset_rows
+
+    rows = [dataset_rows(d, place, d.vector_columns(vectors)) for d, place in zip(datasets, places, strict=True)]
     dimensions = [one.states.shape[1] for one in rows]
     if len(set(dimensions)) > 1:
         found = listing(
@@ -186,6 +195,7 @@ def check_states(datasets: Sequence[Dataset], rows: "Sequence[DatasetRows]", vec
             f"One model needs states of one dimension; found {found}. Mend: map columns of one meaning to "
             "observation.state with `keys:` in the recipe, fit a model for each robot, or use --no-state."
         )
+    return rows
 
 
 def episodes_by_dataset(found: FitEpisodes, held_out: bool) -> dict[str, list[int]]:

@@ -15,11 +15,11 @@ from regrasp.recap.selection import Selection, StageResult, next_command, open_d
 from regrasp.recap.value_data import (
     NO_CAMERAS,
     FitEpisodes,
-    check_states,
     choose_cameras,
     choose_vectors,
     described,
     find_episodes,
+    open_states,
     read_targets,
 )
 from regrasp.recap.value_output import fit_settings, report_lines
@@ -155,14 +155,13 @@ def _prepare(
     """Copy rows, decode images, read targets, and build the model with fresh weights."""
     import torch
 
-    from regrasp.learn.episode_rows import FrameTable, dataset_rows, state_statistics
+    from regrasp.learn.episode_rows import FrameTable, state_statistics
     from regrasp.learn.image_cache import Images, plan_strides
     from regrasp.learn.value_objective import ValueFrames
     from regrasp.models.registry import build_value_model, config_to_json, value_model_config
 
     places = [folder / "rows" / str(place) for place in range(len(found.datasets))]
-    rows = [dataset_rows(d, p, d.vector_columns(vectors)) for d, p in zip(found.datasets, places, strict=True)]
-    check_states(found.datasets, rows, vectors)
+    rows = open_states(found.datasets, places, vectors)
     training, held_out = found.part(held_out=False), found.part(held_out=True)
     mean, deviation = state_statistics(rows, training)
     size = (config.image_size, config.image_size)

@@ -185,7 +185,7 @@ def _predict(config: ValuePredictConfig, checkpoint: ValueCheckpoint, datasets: 
 
 def _jobs(checkpoint: ValueCheckpoint, datasets: list[Dataset], work: Path) -> "Iterator[EpisodeJob]":
     """Yield the episodes that have no values yet; each dataset's tables are read once."""
-    from regrasp.learn.episode_rows import state_vectors
+    from regrasp.learn.episode_rows import episode_vectors
     from regrasp.learn.value_predictor import EpisodeJob, read_values
 
     for number, dataset in enumerate(datasets):
@@ -194,7 +194,7 @@ def _jobs(checkpoint: ValueCheckpoint, datasets: list[Dataset], work: Path) -> "
         stream = dataset.stream(["timestamp", *columns])
         for position, length in enumerate(index.length.tolist()):
             block = stream.take(length)
-            states = state_vectors(dataset, columns, position, block)
+            states = episode_vectors(dataset, columns, position, block)
             if states.shape[1] != checkpoint.state_dim:
                 raise CheckpointError(
                     f"The value model in '{checkpoint.folder}' sees a state of {checkpoint.state_dim} numbers, but "
